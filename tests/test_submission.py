@@ -342,6 +342,33 @@ def test_other_data_than_those_of_earlier_submissions_are_found(
     assert len(path.read_text().splitlines()) == 5  # a header, three seeds, and a second row
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("random.yaml", b"settings: [", "is not YAML"),
+        ("random.yaml", b"- v1_toy", "is not the card of a submission"),
+        ("random.yaml", b"settings: [v1_toy]", "is not the card of a submission"),
+        ("digests.csv", b"", "is not a CSV file"),
+        ("digests.csv", b"setting\n\xff", "is not a CSV file"),
+        ("digests.csv", b"setting,config\nv1_toy,1\n", "lacks the columns seed"),
+        ("random.csv", b"seed\n0\n", "lacks the columns setting"),
+    ],
+)
+def test_damaged_files_of_an_earlier_submission_are_named(
+    name: str, content: bytes, message: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit("random")
+    card = Path("to/random.yaml")
+    earlier = yaml.safe_load(card.read_text())
+    earlier["settings"]["v1_earlier"] = {}  # so that the earlier trials are read
+    card.write_text(yaml.safe_dump(earlier))
+    Path("to", name).write_bytes(content)
+    assert answer(["submit", "outputs", "--to", "to", "--config-dir", "mine"]) == 3
+    printed = capsys.readouterr()
+    assert f"to/{name} {message}" in printed.out + printed.err
+    assert Path("to", name).read_bytes() == content
+
+
 def test_a_class_of_ones_own_is_on_the_card_and_may_not_change(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ row. A maintainer may add further rows by hand, for example for another encoding
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from fedsim.core.errors import check, rule
 from fedsim.results.archive import read_archive, write_archive
 from fedsim.results.files import OutputError
 from fedsim.results.ranking import class_of, seen_by_server
+from fedsim.results.reading import DamagedError
 from fedsim.results.runs import Run
 from fedsim.tracking.tables import print_line
 
@@ -39,6 +40,8 @@ KEPT_OPTIONS = ("author", "link")
 """Options whose values on an earlier card stay if they are not given again."""
 ENVIRONMENT = ("device", "processor", "platform", "python", "torch", "numpy")
 """Facts about the machine and its software that are on a card."""
+DIGEST_COLUMNS = ("setting", "seed", "num_classes", "config", "partition", "data")
+"""Columns of digests.csv, the keys of `submission.digest_of`."""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -56,7 +59,7 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Write the submission of each method that has no problem. Return 1 if one has a problem.
 
-    Raises `FedsimError`.
+    Raises `FedsimError`, for example if a file of an earlier submission is damaged.
     """
     settings = options.setting.split(",") if options.setting else []
     num_faulty = 0
@@ -95,7 +98,7 @@ def _describe(submission: Submission, folder: Path) -> str:
 def _merge_digests(submission: Submission, path: Path) -> pd.DataFrame:
     """Return the rows of the file `path`, and those of the submission for settings and seeds that
     the file lacks. Add a problem for each row of the submission that the file has otherwise."""
-    rows = _read_texts(path) if path.exists() else pd.DataFrame()
+    rows = _read_texts(path, DIGEST_COLUMNS) if path.exists() else pd.DataFrame()
     accepted_rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         accepted_rows.setdefault((row["setting"], row["seed"]), []).append(row)
@@ -118,9 +121,17 @@ def _merge_digests(submission: Submission, path: Path) -> pd.DataFrame:
     return pd.DataFrame(merged)
 
 
-def _read_texts(path: Path) -> pd.DataFrame:
-    """Read a CSV file without converting its texts."""
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
+def _read_texts(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Read a CSV file without converting its texts. Raises `DamagedError` if it cannot be read or
+    lacks one of the `columns`."""
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"{path} is not a CSV file ({error}); restore it") from error
+    missing = [name for name in columns if name not in table]
+    if missing:
+        raise DamagedError(f"{path} lacks the columns {', '.join(missing)}; restore it")
+    return table
 
 
 def _card(submission: Submission, on_file: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
@@ -169,9 +180,17 @@ def _entries_of_all_runs(submission: Submission) -> dict[str, Any]:
 
 
 def _card_on_file(method: str, folder: Path) -> dict[str, Any]:
-    """Return the card that a method has in a folder; an empty one if it has none."""
+    """Return the card that a method has in a folder; an empty one if it has none. Raises
+    `DamagedError`."""
     path = folder / f"{method}.yaml"
-    card: dict[str, Any] = yaml.safe_load(path.read_text("utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        card = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise DamagedError(f"{path} is not YAML ({error}); restore it") from error
+    if not isinstance(card, dict) or not isinstance(card.get("settings"), dict):
+        raise DamagedError(f"{path} is not the card of a submission; restore it")
     return card
 
 
@@ -181,8 +200,8 @@ def _keep_other_settings(
     """Add the settings that are on file and not submitted again to a submission and its `card`.
 
     `on_file` is the method's earlier card, and `folder` has its other files. If the settings cannot
-    stand next to the new ones, a problem is added instead. Raises `ReportError` if the scored runs
-    on file cannot be read.
+    stand next to the new ones, a problem is added instead. Raises `ReportError` or `DamagedError`
+    if a file cannot be read.
     """
     method = submission.method
     kept_settings = {}
@@ -202,7 +221,7 @@ def _keep_other_settings(
     runs = read_archive(folder / f"{method}.parquet")
     runs_to_keep = [run for run in runs if run.choices["cell"] in kept_settings]
     submission.scored = runs_to_keep + submission.scored
-    trials = _read_texts(folder / f"{method}.csv")
+    trials = _read_texts(folder / f"{method}.csv", ["setting"])
     trials_to_keep = trials[trials["setting"].isin(kept_settings)]
     submission.trials = trials_to_keep.to_dict("records") + submission.trials
     submission.chosen = kept_settings | submission.chosen

@@ -59,14 +59,16 @@ class Answer:
         return rows
 
     @cached_property
-    def mean_gains(self) -> pd.Series:
-        """The mean over regimes of each method's gain, the highest first."""
-        return self.intervals["gain"].groupby("method").mean().sort_values(ascending=False)
+    def overall(self) -> pd.DataFrame:
+        """Each method's mean gain over regimes with its interval, the highest gain first."""
+        rows = inference.intervals(scores.over_regimes(self.gains))
+        rows.index = rows.index.get_level_values("method")
+        return rows.sort_values("gain", ascending=False)
 
     @property
     def methods(self) -> list[str]:
         """All methods by their mean gain; controls and the ceiling are among them."""
-        return list(self.mean_gains.index)
+        return list(self.overall.index)
 
     @property
     def rivals(self) -> list[str]:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from fedsim.benchmark.rules import CONTROLS, HORIZONS, SCHEDULES, VARIATIONS
 from fedsim.results.frames import REFERENCE
+from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer import scores
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
@@ -44,6 +45,11 @@ def gain(row: pd.Series) -> str:
     return f"**{text}**" if row.get("p_holm", 1) < ALPHA else text
 
 
+def gain_in_all(answer: Answer, method: str) -> str:
+    """Return a method's mean gain over regimes with half its interval. It is not tested."""
+    return gain(answer.overall.loc[method].drop("p_holm"))
+
+
 def name_of(answer: Answer, method: str) -> str:
     """Return a method's cell: italic for controls and the ceiling, with the number of settings if
     it has not run in all of them."""
@@ -59,13 +65,13 @@ def gains_table(answer: Answer) -> str:
     """Show each method's gain in each regime, the highest mean gain first, then the references."""
     rows = []
     for method in answer.methods:
-        cells = _by_regime(answer.intervals, method, gain)
+        cells = [gain_in_all(answer, method), *_by_regime(answer.intervals, method, gain)]
         rows.append([name_of(answer, method), answer.classes[method], *cells])
     names = {"schedule": SCHEDULE_ROW, "server": SERVER_ROW}
     for key, name in names.items():
         if key in answer.references.index.unique("method"):
-            rows.append([name, "", *_by_regime(answer.references, key, gain)])
-    return markdown(["method", "asks for", *HEADER], rows)
+            rows.append([name, "", "", *_by_regime(answer.references, key, gain)])
+    return markdown(["method", "asks for", "mean", *HEADER], rows)
 
 
 def _by_regime(rows: pd.DataFrame, method: str, cell: Callable[[pd.Series], str]) -> list[str]:
@@ -74,7 +80,7 @@ def _by_regime(rows: pd.DataFrame, method: str, cell: Callable[[pd.Series], str]
 
 
 def ranks_table(answer: Answer) -> str:
-    """Show mean ranks over settings, the best first, then the tests of each regime."""
+    """Show mean ranks over settings, the best first, and the tests of each regime."""
     mean_ranks, tests = answer.ranks
     mean_ranks = mean_ranks.loc[mean_ranks.mean(axis="columns").sort_values().index]
     rows = []
@@ -84,7 +90,21 @@ def ranks_table(answer: Answer) -> str:
     labels = {"critical": "*critical difference*", "friedman": "*Friedman's p*"}
     for key, label in labels.items():
         rows.append([label, *(f"{tests.loc[key, regime]:.2g}" for regime in REGIMES)])
-    return markdown(["method", *HEADER], rows)
+    return markdown(["method", *HEADER], rows) + f"\n\n{_ranks_in_words(answer)}"
+
+
+def _ranks_in_words(answer: Answer) -> str:
+    """Say in how many regimes methods differ, and which differ from random selection."""
+    mean_ranks, tests = answer.ranks
+    num = int((tests.loc["friedman"] < ALPHA).sum())
+    differences = mean_ranks - mean_ranks.loc[REFERENCE]
+    is_beyond = differences.abs() > tests.loc["critical"]
+    names = [str(name) for name in mean_ranks.index[is_beyond.any(axis="columns")]]
+    return (
+        f"By Friedman's test, ranks differ in {num} of {len(REGIMES)} regimes (p < {ALPHA:g} in "
+        "each by itself). These ranks differ from random selection's by more than the critical "
+        f"difference: {_listed(names) or 'none'}."
+    )
 
 
 def prices_table(answer: Answer) -> str:
@@ -118,16 +138,18 @@ def changes_table(answer: Answer) -> str:
 
 
 def tuning_table(answer: Answer) -> str:
-    """Show what the trials chose for each method, and what a neighbouring rate costs."""
+    """Show what the trials chose for each method, and what the next rates cost."""
     if not len(answer.trials):
         return "No trials are there."
     rows = []
     for method in [REFERENCE, *(name for name in answer.methods if name in answer.tuning.index)]:
         row = answer.tuning.loc[method]
         shares = [f"{100 * row[name]:.0f} %" for name in ("same", "edge", "lower", "own")]
-        rows.append([method, f"{row['neighbour']:.2f}", *shares])
+        costs = [f"{row[name]:.2f}" for name in ("too_low", "too_high")]
+        rows.append([method, *costs, *shares])
+    costs = ["cost of the next lower rate", "of the next higher rate"]
     shares = ["random's rate", "at the edge", f"lower at {HORIZONS[1]}", "own values"]
-    return markdown(["method", "cost of a neighbouring rate", *shares], rows)
+    return markdown(["method", *costs, *shares], rows)
 
 
 def classes_table(answer: Answer) -> str:
@@ -135,7 +157,7 @@ def classes_table(answer: Answer) -> str:
     rows = []
     for kind, best in best_of_classes(answer).items():
         names = [name for name in answer.rivals if answer.classes[name] == kind]
-        cells = [f"`{best}` {points(answer.mean_gains[best])}", str(len(names))]
+        cells = [f"`{best}` {points(answer.overall.loc[best, 'gain'])}", str(len(names))]
         for sign in (1, -1):
             beyond = answer.beyond_chance(sign, "p_class")
             cells.append(_listed([name for name in names if name in beyond]) or "none")
@@ -212,10 +234,11 @@ def whether(answer: Answer) -> str:
     text += "in at least one of six regimes" if better else "in any of six regimes"
     if worse:
         text += f", and {_methods(worse, len(answer.rivals))} behind it"
-    text += f". A gain had to be some {answer.needed(num):.1f} points to be told from chance"
+    text += ". This does not exclude smaller gains: to be told from chance, a gain in a regime had "
+    text += f"to be some {answer.needed(num):.1f} points"
     if num < num_all:
         needed = answer.needed(num_all)
-        text += f"; in all {num_all} settings, if gains spread alike, {needed:.1f} would do"
+        text += f". If all {num_all} settings had run and gains spread alike, {needed:.1f} would do"
     return f"{text}."
 
 
@@ -232,27 +255,37 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def how_much(answer: Answer) -> str:
-    """Compare the best method's gain with what a schedule gives random selection."""
+    """Say what the best method gains, and what a schedule and a wrong rate do to random
+    selection."""
     best = answer.rivals[0]
-    rows = answer.intervals.loc[best]
-    first, last = rows.loc[("constant", HORIZONS[0])], rows.loc[("cosine", HORIZONS[1])]
+    by_horizon = answer.intervals.loc[best, "gain"].groupby("num_rounds").mean()
+    parts = [f"{points(by_horizon[num])} after {num} rounds" for num in HORIZONS]
+    controls = [points(value) for value in _gains_of_controls(answer)]
     schedule = answer.references.loc["schedule"]
     of_schedule = [gain(schedule.loc[("cosine", num)]) for num in HORIZONS]
     return (
-        f"`{best}` gains most on average. It is {gain(first)} points ahead after {HORIZONS[0]} "
-        f"rounds at a constant rate, and {gain(last)} after {HORIZONS[1]} under a cosine schedule. "
-        f"As the best of {len(answer.rivals)}, it is likely to be overrated. The cosine schedule "
-        f"itself changes random selection's accuracy by {' and '.join(of_schedule)} points after "
-        f"{' and '.join(map(str, HORIZONS))} rounds.{_rate(answer)}"
+        f"**By how much**: the highest mean gain is that of `{best}`, {gain_in_all(answer, best)} "
+        f"points of accuracy over all regimes ({', '.join(parts)}). As the best of "
+        f"{len(answer.rivals)}, it is likely to be overrated. Two controls, which are random "
+        f"selection with other draws, have {' and '.join(controls)}. A cosine schedule instead of "
+        f"a constant rate changes random selection's accuracy by {' and '.join(of_schedule)} "
+        f"points after {' and '.join(map(str, HORIZONS))} rounds.{_rate(answer)}"
     )
+
+
+def _gains_of_controls(answer: Answer) -> list[float]:
+    return [answer.overall.loc[name, "gain"] for name in CONTROLS if name in answer.methods]
 
 
 def _rate(answer: Answer) -> str:
     """Say what a wrong learning rate costs random selection, if trials are there."""
     if not len(answer.trials):
         return ""
-    cost = answer.tuning.loc[REFERENCE, "neighbour"]
-    return f" A learning rate that is three times too low or too high costs it {cost:.1f} points."
+    costs = answer.tuning.loc[REFERENCE]
+    return (
+        f" A rate three times too low costs it {costs['too_low']:.1f} points, and one three times "
+        f"too high {costs['too_high']:.1f}."
+    )
 
 
 def at_what_price(answer: Answer) -> str:
@@ -260,12 +293,19 @@ def at_what_price(answer: Answer) -> str:
     best = answer.rivals[0]
     medians = {}
     for cost, prices in answer.prices.items():
-        medians[cost] = share(float(prices.xs(best, level="method").median()))
+        medians[cost] = float(prices.xs(best, level="method").median())
     row = answer.changes.loc[best]
+    if np.isinf(medians["bytes"]):
+        needed = f"half of the runs of `{best}` do not reach random selection's final accuracy"
+    else:
+        needed = (
+            f"to reach random selection's final accuracy, `{best}` needs {medians['bytes']:.2f} "
+            f"times the bytes and {medians['seconds']:.2f} times the simulated time of random "
+            "selection's whole run (medians over runs)"
+        )
     return (
-        f"**Price**: until random selection's final accuracy, `{best}` spends {medians['bytes']} "
-        f"of its bytes and {medians['seconds']} of its simulated time (medians over runs). "
-        f"At equal bytes it gains {points(row['equal bytes'])} points, and at equal simulated time "
+        f"**At what price**: {needed}. With as many bytes as random selection, it gains "
+        f"{points(row['equal bytes'])} points, and in the same simulated time "
         f"{points(row['equal time'])} (means over regimes)."
     )
 
@@ -274,12 +314,12 @@ def for_whom(answer: Answer) -> str:
     """Name the best method of each class of requests."""
     parts = []
     for kind, method in best_of_classes(answer).items():
-        parts.append(f"{kind}: `{method}` ({points(answer.mean_gains[method])})")
-    controls = [points(answer.mean_gains[name]) for name in CONTROLS if name in answer.mean_gains]
+        asked, _, at_server = kind.partition(AT_SERVER)
+        server = f", if the server has {at_server}" if at_server else ""
+        parts.append(f"{asked}{server}: `{method}` ({gain_in_all(answer, method)})")
     return (
-        "**By what a method asks of clients**, the highest mean gains over regimes are: "
-        f"{'; '.join(parts)}. Two controls, which are random selection with other draws, differ "
-        f"from it by {' and '.join(controls)}."
+        "**For whom**: a method asks something of clients. Within a class of requests, these gains "
+        f"are the highest: {'; '.join(parts)}."
     )
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from fedsim.benchmark.rules import HORIZONS, RATES
@@ -41,10 +40,10 @@ def summarise(trials: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each method.
 
     `same` is the share of cases in which its rate at the first horizon is that of random selection,
-    and `edge` the share in which it is the lowest or the highest of all. `neighbour` is how many
-    points the rates next to the chosen one cost, as a mean. `lower` is the share of cases in which
-    longer runs have a lower rate. `own` is the share of settings in which a point of its own
-    parameters was chosen.
+    and `edge` the share in which it is the lowest or the highest of all. `too_low` and `too_high`
+    are how many points the next lower and the next higher rate cost, as means over cases that have
+    one. `lower` is the share of cases in which longer runs have a lower rate. `own` is the share of
+    settings in which a point of its own parameters was chosen.
     """
     accuracies = by_rate(trials)
     chosen = accuracies.idxmax(axis="columns")  # of equal ones the lowest
@@ -52,11 +51,11 @@ def summarise(trials: pd.DataFrame) -> pd.DataFrame:
     cases = chosen.rename("rate").to_frame().join(of_random, on=CASE[1:])
     cases["same"] = cases["rate"] == cases["of_random"]
     cases["edge"] = cases["rate"].isin([RATES[0], RATES[-1]])
-    lower, higher = accuracies.shift(1, axis="columns"), accuracies.shift(-1, axis="columns")
-    neighbours = (lower.add(higher, fill_value=0)) / (lower.notna().astype(int) + higher.notna())
     is_chosen = accuracies.columns.to_numpy() == chosen.to_numpy()[:, None]
-    cases["neighbour"] = np.nansum(np.where(is_chosen, accuracies - neighbours, np.nan), axis=1)
-    summary = cases.groupby("method")[["same", "edge", "neighbour"]].mean()
+    for name, step in (("too_low", 1), ("too_high", -1)):
+        costs = accuracies - accuracies.shift(step, axis="columns")
+        cases[name] = costs.where(is_chosen).max(axis="columns")  # of one value, or of none: nan
+    summary = cases.groupby("method")[["same", "edge", "too_low", "too_high"]].mean()
     own = _share_of_own_points(trials, chosen)
     return summary.assign(lower=_share_of_lower_rates(trials, chosen), own=own)
 

@@ -119,4 +119,4 @@ def test_clients_report_accuracies_after_the_first_round() -> None:
         if round == 1:
             assert (chosen < 3).sum() == 1  # both clusters have the loss 1, and so one place
         assert ledger.bytes_up == 6 * 3 * 4 + (round - 1) * 6 * 4
-    assert partition_of(selector.labels) == {frozenset({0, 1, 2}), frozenset({3, 4, 5})}
+    assert partition_of(selector.clusters) == {frozenset({0, 1, 2}), frozenset({3, 4, 5})}

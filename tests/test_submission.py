@@ -275,7 +275,7 @@ def test_altered_files_of_a_run_are_found(runs: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     for folder, text in (
         (folders[0], "and its summary another"),
-        (folders[0], "was not run by a commit of fedsim"),
+        (folders[0], "was not run by a committed version"),
         (folders[1], "model.safetensors is missing"),
         (folders[2], "summary.json has final_accuracy="),
         (folders[3], "has local.batch_size=64 for 32"),
@@ -290,7 +290,7 @@ def test_a_config_that_the_run_did_not_have_is_found(
     path = next(runs.glob("*-power_of_choice-s0-*")) / "summary.json"
     path.write_text(path.read_text().replace('"config_hash": "', '"config_hash": "f'))
     submit("power_of_choice", code=1)
-    assert "its config is not the one that it was run with" in capsys.readouterr().out
+    assert "config.yaml does not fit the hash" in capsys.readouterr().out
 
 
 def test_missing_runs_are_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +308,7 @@ def test_a_run_that_is_there_twice_is_found(runs: Path, capsys: pytest.CaptureFi
     folder = folder_of(runs, seed=1, schedule="step")
     shutil.copytree(folder, f"{folder}-again")
     submit("power_of_choice", code=1)
-    assert f"{folder.name}: has the config of another run" in capsys.readouterr().out
+    assert f"{folder.name}-again: has the config of another run" in capsys.readouterr().out
 
 
 def test_a_rate_that_the_trials_did_not_choose_is_found(

@@ -1,8 +1,12 @@
-"""Gather the runs of a method, and check them against the rules of the benchmark.
+"""Gather the runs of a method for `fedsim submit`, and check them against the benchmark's rules.
 
-The study of a setting (`fedsim.benchmark.study`) composes the runs that there must be, and chooses
-rates and points from their trials. A finished run is one of these if its config has the same
-values. Only the device may differ, and keys that cannot change a result.
+A user submits a method of selection with its runs in some settings. For each setting, this module
+composes the runs that the rules demand, and looks for each of them among the runs in the user's
+folder. A run is found if its config has the same values in all keys except `FREE_KEYS`: those that
+cannot change a result, and the device. What is missing, damaged or against a rule is described in
+`Submission.problems`.
+
+See `fedsim.benchmark.study` for the terms: setting, trial, point, phase, group and words.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +27,7 @@ from fedsim.results.reading import FINAL, DamagedError, read_config, read_summar
 from fedsim.results.runs import ReportError, Run, read_runs
 from fedsim.results.wholeness import fault_of
 
-KEYS_OF_METHOD = (
+KEYS_OF_RUN = (
     "selector",
     "optimizer.lr",
     "optimizer.schedule",
@@ -32,9 +36,9 @@ KEYS_OF_METHOD = (
     "test_on",
     "local.holdout_fraction",
 )
-"""Further config keys in which the runs of a setting differ."""
+"""Config keys in which the runs of a setting differ, besides `FREE_KEYS`."""
 MOST_DIFFERENCES = 4
-"""A run that differs from a missing one in more values is not mentioned."""
+"""A message about a missing run mentions the most similar run, unless it differs in more values."""
 
 
 @dataclass
@@ -42,7 +46,8 @@ class Submission:
     """The runs of a method, and what is wrong with them.
 
     `trials` has a row for each trial. `chosen` has the rates and the point of each setting.
-    `digests` has a row (`digest_of`) for each setting and seed. `problems` are texts.
+    `digests` has the distinct rows of `shared_values`: one for each setting and seed, if all is
+    well. `problems` are texts for the user.
     """
 
     method: str
@@ -59,7 +64,7 @@ def methods_in(folder: Path) -> list[str]:
     for path in sorted(folder.rglob("summary.json")):
         choices = (read_summary(path.parent) or {}).get("choices", {})
         if choices.get("preset") == PRESET:
-            with suppress(DamagedError):  # it is reported with the other runs of the method
+            with suppress(DamagedError):  # another run of the method leads to it, which reports it
                 methods[method_of(choices["selector"], read_config(path.parent))] = None
     return list(methods)
 
@@ -67,8 +72,9 @@ def methods_in(folder: Path) -> list[str]:
 def gather(method: str, folder: Path, settings: Sequence[str]) -> Submission:
     """Return the submission of a method from the runs below a folder.
 
-    `settings` are those to submit; if there are none, all that occur. Must be called inside
-    `search_path`.
+    `settings` are those to submit. If none are given, all in which the method has runs are
+    submitted. Must be called inside `fedsim.config.compose.search_path`, so that selectors of the
+    user's own are found.
     """
     submission = Submission(method)
     runs: dict[str, list[Run]] = {setting: [] for setting in settings}
@@ -77,7 +83,9 @@ def gather(method: str, folder: Path, settings: Sequence[str]) -> Submission:
         if not settings or setting in settings:
             runs.setdefault(setting, []).append(run)
     for setting, of_setting in runs.items():
-        if settings or method in map(name_of, of_setting):
+        # For a control, there may be settings in which only random selection has run.
+        has_run = any(name_of(run) == method for run in of_setting)
+        if settings or has_run:
             _add_setting(submission, setting, of_setting)
     return submission
 
@@ -88,94 +96,124 @@ def name_of(run: Run) -> str:
 
 
 def _read(method: str, folder: Path, problems: list[str]) -> Iterator[Run]:
-    """Yield the finished runs of a method, and of the method whose rates it has.
+    """Yield the finished runs of a method, and for a control also those of random selection, whose
+    rates it has.
 
     Damaged runs are added to `problems`.
     """
-    for name in (method, "random") if method in CONTROLS else (method,):
-        selector = method_words(name)[0].partition("=")[2]
+    methods = [method, "random"] if method in CONTROLS else [method]
+    for name in methods:
+        selector = method_words(name)[0].removeprefix("selector=")
         try:
             runs = read_runs(folder, problems, f"*-{Path(selector).name}-s*")
         except ReportError:  # no runs: they are reported as missing
             runs = []
         for run in runs:
-            is_set_aside = "-code-" in run.folder.name  # a result of other code of the user's
+            # fedsim sets a run aside if the user has changed the selector's code since.
+            is_set_aside = "-code-" in run.folder.name
             is_of_benchmark = {"cell", "preset"} <= run.choices.keys() and not is_set_aside
             if is_of_benchmark and name_of(run) == name and run.status in FINAL:
                 yield run
 
 
-class _Runs:
-    """The runs of a setting, found by their configs. `unused` are those that nobody looked for."""
+class _RunsByConfig:
+    """The runs of a setting by the hashes of their configs.
+
+    `twins` are runs whose config another run has, too. `unused` are the runs that `take` has not
+    returned so far.
+    """
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self.by_digest = {_digest(run.config): run for run in runs}
-        self.unused = dict(self.by_digest)
+        self._by_hash: dict[str, Run] = {}
+        self.twins: list[Run] = []
+        for run in runs:
+            config_hash = _config_hash(run.config)
+            if config_hash in self._by_hash:
+                self.twins.append(run)
+            self._by_hash.setdefault(config_hash, run)
+        self.unused = dict(self._by_hash)
 
-    def find(self, plan: Plan) -> Run | None:
-        """Return the run of a plan; None if there is none."""
-        digest = _digest(plan.config)
-        self.unused.pop(digest, None)
-        return self.by_digest.get(digest)
+    def take(self, plan: Plan) -> Run | None:
+        """Return the run of a plan, which is used from now on; None if there is none."""
+        config_hash = _config_hash(plan.config)
+        self.unused.pop(config_hash, None)
+        return self._by_hash.get(config_hash)
 
     def summary_of(self, plan: Plan) -> Mapping[str, Any]:
         """Return the summary of the run of a plan, which must be there."""
-        return self.by_digest[_digest(plan.config)].summary
+        return self._by_hash[_config_hash(plan.config)].summary
 
-    def nearest(self, plan: Plan) -> str:
-        """Return in words which unused run at the same seed is most like a missing one, if any."""
-        expected = _values(plan.config)
-        texts = []
+    def describe_nearest(self, plan: Plan) -> str:
+        """Return in words how the unused run at the same seed that is most like a missing run
+        differs from it; an empty text if there is no such run."""
+        expected = _relevant_values(plan.config)
+        fewest = MOST_DIFFERENCES + 1
+        text = ""
         for run in self.unused.values():
-            values = _values(run.config)
-            keys = [key for key in expected | values if expected.get(key) != values.get(key)]
-            differences = [f"{key}={values.get(key)} for {expected.get(key)}" for key in keys]
-            if run.seed == plan.settings.seed and len(keys) <= MOST_DIFFERENCES:
-                texts.append((len(keys), f"; {run.folder} has {', '.join(differences)}"))
-        return min(texts, default=(0, ""))[1]
+            values = _relevant_values(run.config)
+            all_keys = dict.fromkeys([*expected, *values])
+            keys = [key for key in all_keys if expected.get(key) != values.get(key)]
+            if run.seed == plan.settings.seed and len(keys) < fewest:
+                fewest = len(keys)
+                differences = [f"{key}={values.get(key)} for {expected.get(key)}" for key in keys]
+                text = f"{run.folder} has {', '.join(differences)}"
+        return text
 
 
 def _add_setting(submission: Submission, setting: str, runs: Sequence[Run]) -> None:
-    """Add the runs of a setting to a submission, and a problem for each violated rule."""
-    found = _Runs(runs)
-    for twin in set(runs) - set(found.by_digest.values()):
-        text = "has the config of another run, but perhaps for the device; keep one of them"
+    """Add the runs of a setting to a submission, and a problem for each violated rule.
+
+    A phase of the study depends on the results of those before it. So the check ends with the first
+    phase that lacks a run.
+    """
+    by_config = _RunsByConfig(runs)
+    for twin in by_config.twins:
+        text = "has the config of another run, except perhaps the device; keep one of them"
         submission.problems.append(f"{twin.folder}: {text}")
     study = Study(setting, [submission.method], [])
     trials: dict[Path, dict[str, Any]] = {}
-    faulty: dict[str, list[Path]] = {}
-    for phase in study.phases(found.summary_of):
-        missing: dict[Key, list[Plan]] = {}
+    faulty_folders: dict[str, list[Path]] = {}
+    is_complete = True
+    for phase in study.phases(by_config.summary_of):
         for key, jobs in phase.groups.items():
+            missing = []
             for plan in outlined(jobs):
-                run = found.find(plan)
+                run = by_config.take(plan)
                 if run is None:
-                    missing.setdefault(key, []).append(plan)
+                    missing.append(plan)
                     continue
                 for fault in _faults(run):
-                    faulty.setdefault(fault, []).append(run.folder)
-                digest = digest_of(run)
-                if digest not in submission.digests:
-                    submission.digests.append(digest)
+                    faulty_folders.setdefault(fault, []).append(run.folder)
+                shared = shared_values(run)
+                if shared not in submission.digests:
+                    submission.digests.append(shared)
                 if phase.kind == "scored":
                     submission.scored.append(run)
-                else:  # a trial of the defaults belongs to two phases
-                    trials.setdefault(run.folder, _trial(setting, study.point_of(phase, key), run))
-        for key, plans in missing.items():
-            text = f"no finished run with optimizer.lr={plans[0].config['optimizer']['lr']}"
-            seeds = ", ".join(str(plan.settings.seed) for plan in plans)
-            nearest = found.nearest(plans[0])
-            submission.problems.append(
-                f"{setting}, {' '.join(key)}: {text} at seed {seeds}{nearest}"
-            )
-        if missing:
-            break  # without them nothing can be chosen
-    else:
+                elif run.folder not in trials:  # a trial of the defaults belongs to two phases
+                    trials[run.folder] = _row_of_trial(setting, study.point_of(phase, key), run)
+            if missing:
+                is_complete = False
+                nearest = by_config.describe_nearest(missing[0])
+                submission.problems.append(_describe_missing(setting, key, missing, nearest))
+        if not is_complete:
+            break
+    if is_complete:
         submission.chosen[setting] = study.chosen(submission.method)
     submission.trials += trials.values()
-    for fault, folders in faulty.items():
+    for fault, folders in faulty_folders.items():
         others = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
         submission.problems.append(f"{folders[0]}{others}: {fault}")
+
+
+def _describe_missing(setting: str, key: Key, plans: Sequence[Plan], nearest: str) -> str:
+    """Return in words which runs of a group are missing. They differ only in their seeds.
+
+    `nearest` describes a run that the user may take for one of them.
+    """
+    rate = plans[0].config["optimizer"]["lr"]
+    seeds = ", ".join(str(plan.settings.seed) for plan in plans)
+    text = f"{setting}, {' '.join(key)}: no finished run with optimizer.lr={rate} at seed {seeds}"
+    return f"{text}; {nearest}" if nearest else text
 
 
 def _faults(run: Run) -> Iterator[str]:
@@ -186,17 +224,17 @@ def _faults(run: Run) -> Iterator[str]:
     if final_accuracy != run.summary["final_accuracy"]:
         yield f"its records have a final accuracy of {final_accuracy}, and its summary another"
     if hash_config(run.config) != run.summary.get("config_hash"):
-        yield "its config is not the one that it was run with"
+        yield "config.yaml does not fit the hash of the config in summary.json"
     if changed_since(run.summary, run.config) or run.summary.get("earlier_code"):
         yield "the code of its class has changed since; run it again"
     if run.histograms is None:
         yield "partition.npz is missing or damaged"
     revision = run.summary.get("revision") or {}
     if not revision.get("commit") or revision.get("dirty"):
-        yield "was not run by a commit of fedsim; run it in a checkout without changes"
+        yield "was not run by a committed version of fedsim; run it in a checkout without changes"
 
 
-def _trial(setting: str, words: Sequence[str], run: Run) -> dict[str, Any]:
+def _row_of_trial(setting: str, words: Sequence[str], run: Run) -> dict[str, Any]:
     """Return the row of a trial. `words` are those of its point."""
     diverged = run.status == "diverged"
     return {
@@ -210,25 +248,28 @@ def _trial(setting: str, words: Sequence[str], run: Run) -> dict[str, Any]:
     }
 
 
-def digest_of(run: Run) -> dict[str, str]:
-    """Return what all runs of a setting and seed have in common, whatever their method."""
-    histograms = run.histograms
+def shared_values(run: Run) -> dict[str, str]:
+    """Return what must be the same in all runs of a setting and seed, whatever their method."""
+    histograms = run.histograms  # label counts of the clients [N, C]
     return {
         "setting": run.choices["cell"],
         "seed": str(run.seed),
         "num_classes": "unknown" if histograms is None else str(histograms.shape[1]),
-        "config": hash_config(_values(run.config, KEYS_OF_METHOD))[:16],
+        "config": hash_config(_relevant_values(run.config, KEYS_OF_RUN))[:16],
         "partition": str(run.summary.get("partition_hash"))[:16],
         "data": str((run.summary.get("data") or {}).get("fingerprint")),
     }
 
 
-def _digest(config: Mapping[str, Any]) -> str:
-    return hash_config(_values(config))
+def _config_hash(config: Mapping[str, Any]) -> str:
+    return hash_config(_relevant_values(config))
 
 
-def _values(config: Mapping[str, Any], left_out: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the values of a config by dotted key, without `FREE_KEYS` and those `left_out`."""
+def _relevant_values(config: Mapping[str, Any], left_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the values of a config by dotted key, without `FREE_KEYS` and those `left_out`.
+
+    Without a key, all keys below it are left out, too: "optimizer" stands for "optimizer.lr".
+    """
     values = {}
     for key, value in leaves(canonical(config)):
         is_left_out = any(f"{key}.".startswith(f"{name}.") for name in (*FREE_KEYS, *left_out))

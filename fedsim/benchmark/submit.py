@@ -41,7 +41,7 @@ KEPT_OPTIONS = ("author", "link")
 ENVIRONMENT = ("device", "processor", "platform", "python", "torch", "numpy")
 """Facts about the machine and its software that are on a card."""
 DIGEST_COLUMNS = ("setting", "seed", "num_classes", "config", "partition", "data")
-"""Columns of digests.csv, the keys of `submission.digest_of`."""
+"""Columns of digests.csv, the keys of `submission.shared_values`."""
 
 
 def arguments(parser: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The rules of the selection benchmark as code. docs/benchmark.md has them in words.
+"""The rules of the selection benchmark as code. docs/benchmark_rules.md has them in words.
 
 A setting is a file conf/cell/v1_*.yaml. A regime is a schedule of the learning rate with a number
 of rounds. A method is a selector with its tuned values.

@@ -1,7 +1,7 @@
 """`fedsim benchmark`: tune methods in settings of the selection benchmark, and run them there.
 
-The benchmark compares methods of client selection by rules that docs/benchmark.md has in words and
-`fedsim.benchmark.rules` as code. Its terms are:
+The benchmark compares methods of client selection. docs/benchmark_rules.md has its rules in words,
+and `fedsim.benchmark.rules` as code. Its terms are:
 
 - A *setting* is a data set, a model, and a division of the data among clients (`cell=` on the
   command line). A *regime* is a schedule of the learning rate with a number of rounds.
@@ -391,7 +391,7 @@ def _parser() -> ArgumentParser:
         prog="fedsim benchmark",
         usage="fedsim benchmark cell=SETTINGS selector=METHODS [KEY=VALUE ...] [--config-dir DIR]",
         description="Tunes methods in settings of the selection benchmark (conf/cell/v1_*.yaml) "
-        "and runs them there, by the rules of docs/benchmark.md. The same command resumes.",
+        "and runs them there, by the rules of docs/benchmark_rules.md. The same command resumes.",
         epilog="example: fedsim benchmark cell=v1_watch_10 selector=random,flips",
         allow_abbrev=False,
     )

@@ -168,7 +168,7 @@ class Tuning:
                 for point in points_of(space, settings.points):
                     jobs = compose([*words, f"selector={name}", *point.words])
                     self._add(self.tuned[name], point, jobs)
-        remedy = "a line `tune:` at the head of a selector's file does (docs/benchmark.md)"
+        remedy = "a line `tune:` at the head of a selector's file does (docs/benchmark_rules.md)"
         fault = "declare no search space"
         check(rule(bool(self.tuned), "selector", ",".join(names), fault, remedy))
 

@@ -89,10 +89,9 @@ class HACCS(Selector):
     distance: Literal["euclidean", "hellinger"]  # of label distributions
 
     def __post_init__(self) -> None:
-        needs = {Signal.LABEL_COUNTS, Signal.ACCURACIES}
-        if self.rho > 0:
-            needs.add(Signal.RESOURCES)
-        self.needs = frozenset(needs)
+        always = {Signal.LABEL_COUNTS, Signal.ACCURACIES}
+        with_latencies = always | {Signal.RESOURCES}
+        self.needs = frozenset(with_latencies if self.rho > 0 else always)
         num_clients = self.population.num_clients
         self.label_counts = np.empty((num_clients, 0), np.int64)  # without noise [N, C]
         self.label_shares = np.empty((num_clients, 0))  # label distributions with noise [N, C]

@@ -188,7 +188,7 @@ def test_a_study_scores_the_best_rates_and_point_and_runs_nothing_twice(tiny: li
             ["cell=tiny", "selector.mode=weighted"],
             "selector.mode='weighted': is fixed by the rules",
         ),
-        (["cell=tiny", "device=cpu,cuda"], "device='cpu,cuda': is fixed by the rules"),
+        (["cell=tiny", "device=cpu,cuda"], "device='cpu,cuda': has several values"),
         (["cell=tiny,tinier"], "tinier"),
     ],
 )

@@ -5,17 +5,19 @@ and `fedsim.benchmark.rules` as code. Its terms are:
 
 - A *setting* is a data set, a model, and a division of the data among clients (`cell=` on the
   command line). A *regime* is a schedule of the learning rate with a number of rounds.
-- A *method* is a selector, or a *control*: random selection with other draws.
-- A *trial* is a run that serves to choose values. A *point* is a choice of all of a method's own
-  parameters. *Scored* runs are those that are compared.
+- A *method* is a selector, or a *control*: random selection with other random numbers.
+- A *trial* is a run that serves to choose values. It is tested on samples held out from the
+  clients' training data. A *point* is a choice of all of a method's own parameters. *Scored* runs
+  are those that are compared. They are tested on the test set.
+- A *horizon* is a number of rounds. The first is the shortest.
 - A *word* is an override such as `num_rounds=200`, as on the command line.
 
 A study of a setting has four phases:
 
 1. Trials of the learning rate for each method and schedule, with the method's defaults.
-2. Trials of the method's points, with the rate of phase 1 for the constant schedule.
-3. Trials of the learning rate for longer runs, with the point of phase 2: the rate of phase 1 and
-   the next lower one.
+2. Trials of the method's points, under the constant schedule with its rate from phase 1.
+3. Trials of the learning rate for longer runs, with the point of phase 2. They try the rate of
+   phase 1 and the next lower one.
 4. Scored runs of each method with its chosen values, in each regime, at each seed.
 
 Each phase is a sweep of ordinary runs in the folder outputs/benchmark_v1, and needs the results of
@@ -171,8 +173,9 @@ class Study:
         """
         for phase in self.phases(summary_on_file):
             phase.run(command)
-        phase.accuracies(summary_on_file)  # raises if a scored run has failed
-        return self._write_chosen(phase.folder())
+        scored_runs = phase
+        scored_runs.accuracies(summary_on_file)  # raises if one has not ended
+        return self._write_chosen(scored_runs.folder())
 
     def phases(self, summary_of: SummaryOf) -> Iterator[Phase]:
         """Yield the four phases in turn.
@@ -212,8 +215,9 @@ class Study:
         phase = Phase("long_rates")
         for method in self._tuned_methods():
             for schedule in SCHEDULES:
-                end = RATES.index(self.chosen_rates[method, schedule, HORIZONS[0]]) + 1
-                rates = RATES[max(end - NUM_LONG_RATES, 0) : end]  # ascending
+                chosen = RATES.index(self.chosen_rates[method, schedule, HORIZONS[0]])
+                lowest = max(chosen - NUM_LONG_RATES + 1, 0)
+                rates = RATES[lowest : chosen + 1]
                 for num_rounds in HORIZONS[1:]:
                     self._add_rates(phase, method, schedule, num_rounds, rates)
         return phase
@@ -240,7 +244,8 @@ class Study:
         best: dict[tuple[str, str, int], float] = {}
         for (method, schedule, horizon, rate), accuracy in accuracies.items():
             case = (method, schedule, int(horizon))
-            if case not in best or accuracy > best[case]:  # lower rates come first
+            # Trials were added by ascending rates, so of equally good rates the lowest stays.
+            if case not in best or accuracy > best[case]:
                 best[case] = accuracy
                 self.chosen_rates[case] = float(rate)
         for method, schedule, num_rounds in best:
@@ -288,11 +293,14 @@ class Study:
                 self.chosen_words[method] = point
 
     def point_of(self, phase: Phase, key: Key) -> Sequence[str]:
-        """Return the words of the point that the runs of a group of trials have, for the table of
-        trials (`fedsim.benchmark.submission`). The defaults have none."""
+        """Return the words of the point of a group of trials, for the table of trials
+        (`fedsim.benchmark.submission`). The defaults have none."""
+        method, *others = key
         if phase.kind == "rates":
             return ()
-        return key[1:] if phase.kind == "points" else self.chosen_words.get(key[0], ())
+        if phase.kind == "points":
+            return others
+        return self.chosen_words.get(method, ())
 
     def _scored_runs(self) -> Phase:
         phase = Phase("scored")
@@ -319,8 +327,8 @@ class Study:
         return {"rates": rates, "words": list(self.chosen_words.get(method, ()))}
 
     def _write_chosen(self, folder: Path) -> Path:
-        """Add the chosen values to the setting's file in `folder`, which is there for users. Return
-        the file."""
+        """Add the chosen values to the setting's file in `folder`, for users to read. Return the
+        file."""
         path = folder / f"{self.setting}.json"
         chosen = json.loads(path.read_bytes()) if path.exists() else {}
         chosen |= {method: self.chosen(method) for method in self.methods}
@@ -377,13 +385,15 @@ def _take_names(args: Namespace) -> tuple[list[str], list[str]]:
 
 
 def _mistake_in(override: Override) -> Problem | None:
-    """Return what is wrong with an override of all runs, if anything."""
+    """Return what is wrong with an override that would apply to all runs, if anything."""
     key = override.key_or_group
-    is_sweep = override.is_sweep_override()
-    is_free = key.partition(".")[0] in FREE_KEYS and not is_sweep
-    value = typed_in(override) if is_sweep else override.value()
-    remedy = f"leave it out; one value may be given for each of {', '.join(FREE_KEYS)}"
-    return rule(is_free, key, value, "is fixed by the rules of the benchmark", remedy)
+    is_free = key.partition(".")[0] in FREE_KEYS
+    if override.is_sweep_override():
+        fault = "has several values" if is_free else "is fixed by the rules of the benchmark"
+        remedy = "give one value" if is_free else "leave it out"
+        return Problem(key, typed_in(override), fault, remedy)
+    remedy = f"leave it out; only {', '.join(FREE_KEYS)} may be given"
+    return rule(is_free, key, override.value(), "is fixed by the rules of the benchmark", remedy)
 
 
 def _parser() -> ArgumentParser:

@@ -1,7 +1,9 @@
-"""Explain mistaken choices and keys with the nearest valid spelling.
+"""Explain mistaken choices and keys of overrides such as `group=choice` and `key=value`.
 
-All functions must be called inside `fedsim.config.sources.search_path`. A choice is a file
-conf/<group>/<choice>.yaml, which the override `group=choice` names.
+A choice is a file conf/<group>/<choice>.yaml. The remedy for a mistake may be the nearest spelling,
+the key for a symbol of a paper, another group or choice that has the name, or a missing
+--config-dir. Functions that look for choices must be called inside
+`fedsim.config.sources.search_path`, which says in which folders they are.
 """
 
 import re
@@ -20,11 +22,11 @@ from fedsim.core.errors import Problem
 from fedsim.core.text import nearest
 
 OPTIONAL = ("preset", "cell")
-"""Config groups in which the user need not choose: `preset=null`."""
+"""Config groups in which the user may choose nothing, as by `preset=null`."""
 COMMAND_PARTS = ("hydra.", "small.", "debug.")
-"""Beginnings of keys that are about the command line."""
+"""Beginnings of keys that are about the command line. They are never suggested."""
 UNKNOWN_KEY = "is not a known key"
-"""The rule of problems of unknown keys, as in `fedsim.config.build.unknown`."""
+"""What is wrong with an unknown key, in the same words as in `fedsim.config.build.unknown`."""
 SYMBOLS = {
     "K": "cohort_size",
     "N": "num_clients",
@@ -40,19 +42,24 @@ SYMBOLS = {
     "lambda": "selector.threshold.strength (selector=fedabc selector/threshold=lambda)",
     "beta": "optimizer.momentum",
 }
-"""The keys to type for the symbols of papers, with the choices that have them."""
+"""The key to type for each symbol of the papers. Parentheses hold the choice that has the key, if
+not all choices have it."""
 
 
 def mistaken_choice(override: Override) -> Problem | None:
-    """Return the problem of a choice that its group does not have; None if there is none."""
+    """Return the problem of an override whose choice its group does not have.
+
+    None if the group has it, or if the override is no choice: if its key is no group.
+    """
     group = override.key_or_group
     choice: Any = override.value()
     is_optional = group in OPTIONAL and is_no_choice(override)
     if is_optional or override.is_delete() or not options(group):
         return None
     remedy = ""
-    # neither an absolute path nor one that leads out of the group's folder
-    if isinstance(choice, str) and re.fullmatch(r"[\w.-][\w./-]*", choice) and ".." not in choice:
+    # Only a path below the group's folder can be a choice.
+    is_relative = isinstance(choice, str) and re.fullmatch(r"[\w.-][\w./-]*", choice) is not None
+    if is_relative and ".." not in choice:
         if any(source.is_config(f"{group}/{choice}") for source in sources()):
             return None
         remedy = _choices_called(group, choice) or _choice_elsewhere(group, choice)
@@ -62,9 +69,10 @@ def mistaken_choice(override: Override) -> Problem | None:
 
 
 def _choices_called(group: str, name: str) -> str:
-    """List the choices of the group that the literature calls `name`; "" if there are none.
+    """Return a remedy with the choices of the group that the literature calls `name`; "" if there
+    are none.
 
-    A name of a single choice is no mistake: it stands for that choice.
+    There are several. The caller's override would have been accepted if there were only one.
     """
     choices = known_choices().also_called(group, name)
     lines = [f"{choice}: {idea}" for choice, idea in choices.items()]
@@ -75,57 +83,66 @@ def _choices_called(group: str, name: str) -> str:
 def _choice_elsewhere(group: str, choice: str) -> str:
     """Return the remedy if another group, or a folder of the user's, has `choice`; "" otherwise."""
     files = known_choices()
-    for folder in (Path(), Path("conf")):
-        path = folder / group / f"{choice}.yaml"
-        if len(files.folders) == 1 and path.is_file():
-            return f"{path} is there: add --config-dir {folder}"
-    groups = [name for name in files.groups if files.has(name, choice) and choice != "none"]
+    has_config_dir = len(files.folders) > 1
+    if not has_config_dir:
+        for folder in (Path(), Path("conf")):  # where users keep choices of their own
+            path = folder / group / f"{choice}.yaml"
+            if path.is_file():
+                return f"{path} is there: add --config-dir {folder}"
+    if choice == "none":  # a choice of many groups
+        return ""
+    groups = [name for name in files.groups if files.has(name, choice)]
     words = [f"{name}={choice}" for name in groups]
     return f"did you mean {' or '.join(words)}?" if words else ""
 
 
-def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Problem:
-    """Return the problem of a dotted key that `config` does not have, or that no component takes.
+def unknown_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> Problem:
+    """Return the problem of a dotted key that `config` does not have, or that the class of its
+    component does not take.
 
     The key may belong to a choice that the user did not make, be misspelt, or be elsewhere in the
     config. The remedy says where.
     """
-    # 1. The known keys next to it, at the innermost mapping that the config has
-    parent, _, name = path.rpartition(".")
+    # 1. The innermost mapping of the config on the way to the key, and the name it does not have
+    parent, _, name = key.rpartition(".")
     while parent and not has_key(config, parent):
         parent, _, name = parent.rpartition(".")
-    node: Any = config
-    for part in parent.split(".") if parent else []:
-        node = node[part]
+    mapping: Any = config
+    if parent:
+        for part in parent.split("."):
+            mapping = mapping[part]
     siblings: list[str] = []
-    if isinstance(node, Mapping):
-        siblings = [str(key) for key in node if key not in ("_target_", "hydra", name)]
+    if isinstance(mapping, Mapping):
+        # The config may have `name`, if the class does not take it.
+        siblings = [
+            str(sibling) for sibling in mapping if sibling not in ("_target_", "hydra", name)
+        ]
     misspelt = unknown(name, siblings, parent)
 
     # 2. A key of other choices
-    takers = _takers(config, path, files)
-    if takers:
-        remedies = [f"it is a key of {takers}"]
-        if path in SHORTHANDS:
+    choices = _choices_with(config, key, files)
+    if choices:
+        remedies = [f"it is a key of {choices}"]
+        if key in SHORTHANDS:
             remedies.append(f"did you mean {SYMBOLS[name]}?")
         if nearest(name, siblings):
             remedies.append(misspelt.remedy)
-        return Problem(path, ..., UNKNOWN_KEY, "; or ".join(remedies))
+        return Problem(key, ..., UNKNOWN_KEY, "; or ".join(remedies))
 
-    # 3. The same name elsewhere, or a symbol of a paper; otherwise the nearest spelling
-    places = [] if parent else _places(config, path, files)
-    symbol = SYMBOLS.get(path.rpartition(".")[2])
-    if symbol and symbol.split()[0] not in [place.split()[0] for place in places]:
+    # 3. A key of the same name elsewhere, or the key for a symbol; otherwise the nearest spelling
+    places = [] if parent else _keys_ending_with(config, key, files)
+    symbol = SYMBOLS.get(key.rpartition(".")[2])
+    if symbol and symbol.split()[0] not in places:
         places.append(symbol)
     if places:
-        return Problem(path, ..., UNKNOWN_KEY, f"did you mean {' or '.join(places)}?")
+        return Problem(key, ..., UNKNOWN_KEY, f"did you mean {' or '.join(places)}?")
     return misspelt
 
 
-def _takers(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
+def _choices_with(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
     """Return the choices that have `key`, as `selector=gpfl|pncs`; "" if none has.
 
-    They are those of the innermost group that `config` has a place for.
+    If several groups have such choices, they are those of the innermost one that `config` has.
     """
     names_by_group = files.choices_by_key.get(key)
     if not names_by_group:
@@ -136,9 +153,12 @@ def _takers(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
     return f"{group}={'|'.join(names_by_group[group])}"
 
 
-def _places(config: Mapping[str, Any], name: str, files: ChoiceFiles) -> list[str]:
-    """Return the groups, and the other keys of `config`, that end with `name`."""
+def _keys_ending_with(config: Mapping[str, Any], name: str, files: ChoiceFiles) -> list[str]:
+    """Return the groups whose last part is `name`, and the keys of `config`.
+
+    The key of a group among them, and keys below it, are left out.
+    """
     groups = [group for group in files.groups if group.endswith(f"/{name}")]
+    left_out = (*COMMAND_PARTS, *(group.replace("/", ".") for group in groups))
     keys = [key for key in all_keys(config) if key.endswith(f".{name}")]
-    hidden = (*COMMAND_PARTS, *(group.replace("/", ".") for group in groups))
-    return [*groups, *(key for key in keys if not key.startswith(hidden))]
+    return [*groups, *(key for key in keys if not key.startswith(left_out))]

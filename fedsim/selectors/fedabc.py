@@ -5,16 +5,17 @@ Long-Term View", 2025. Section and equation numbers are the paper's.
 
 A client matters if the global model is bad on its data, and on the data of clients like it. The
 server knows which clients are alike from the predictions of their models on public samples. The
-number of clients grows over the rounds, because late participation counts more.
+number of selected clients grows over the rounds, because the paper's long-term view gives late
+rounds more weight.
 
 In the first round in which clients are available, all of them take part. The algorithm of a later
 round follows. Its t counts rounds from 0, as in the paper, and j and k are available clients.
 
 1. v_j, the loss of the global model on client j's data: all clients report it.       (Eq. 12)
 2. d_kj = KL(P_k || P_j), the divergence of their predictions on the public samples.  (Eq. 9, 10)
-3. c_kj = exp(-d_kj) / sum_j exp(-d_kj), the attention of client k to client j.       (Eq. 11)
+3. c_kj = exp(-d_kj) / sum_i exp(-d_ki), the attention of client k to client j.       (Eq. 11)
 4. S_k = sum_j c_kj v_j, the score of client k.                                       (Eq. 13)
-5. Select the clients of highest score; their number follows from `threshold`.        (Eq. 14)
+5. Select the clients of highest score. `threshold` says how many.        (Eq. 14, section V-A)
 6. Average their models in proportion to S_k.                                         (Eq. 15)
 
 P_k are the class probabilities that client k's model predicts after its latest participation, so
@@ -22,7 +23,8 @@ they may be stale.
 
 What the paper leaves open: Scores are divided by their sum, which the paper's thresholds require.
 In the first round the aggregator decides the weights. A client without predictions has divergence 0
-to and from all others; predictions with nan are not kept. A loss that is not finite counts as the
+to and from all others, so it counts as like everyone. Predictions with nan are dropped, and the
+client's earlier ones stay. A loss that is not finite counts as the
 largest finite one. If all scores are 0, they count as equal. Ties are broken at random.
 """
 
@@ -55,7 +57,8 @@ from fedsim.selectors.base import (
 from fedsim.selectors.tools import kl_divergences
 
 BLOCK_ENTRIES = 2**18
-"""Entries of the matrix c [n, n] that are computed at once, so that they stay in the cache."""
+"""Number of entries of the matrix c [n, n] that are computed at once. They fit into the processor's
+cache."""
 TOLERANCE = 1e-9
 """Rounding tolerance when sums of shares are compared with tau: 0.1 * 3 > 0.3 in floating point."""
 
@@ -75,11 +78,14 @@ class Threshold(ABC):
 class Cumulative(Threshold):
     """Selects the smallest number of clients whose shares sum to tau_t (section V-A).
 
-    It replaces Eq. 14. `schedule: step` is the paper's
+    The paper's experiments have this rule instead of Eq. 14. `schedule: step` is the paper's
     tau_t = start + increment * floor(t / every). The other schedules go from `start` to `end` with
-    u = t / (T - 1): `linear` as u, `convex` as u^2, `concave` as ln(1 + 9u) / ln 10. tau >= 1
-    selects all clients. The paper prints the rule of `mode: exceed`, but only `reach` gives the
-    32 % fewer participants that it reports.
+    u = t / (T - 1): `linear` as u, `convex` as u^2, `concave` as ln(1 + 9u) / ln 10. All clients
+    are selected if tau_t >= 1.
+
+    With `mode: exceed`, which the paper prints, the sum must be greater than tau_t. But only
+    `mode: reach`, where it may be equal, gives the 32 % fewer participants than full participation
+    that the paper reports.
     """
 
     schedule: Literal["step", "linear", "convex", "concave"]  # shape of tau over the rounds
@@ -105,16 +111,17 @@ class Cumulative(Threshold):
         if tau >= 1 - TOLERANCE:
             return len(shares)
         sums = np.cumsum(shares)
-        is_below = sums < tau - TOLERANCE if self.mode == "reach" else sums <= tau + TOLERANCE
-        return min(int(is_below.sum()) + 1, len(shares))
+        is_too_small = sums < tau - TOLERANCE if self.mode == "reach" else sums <= tau + TOLERANCE
+        num_too_small = int(is_too_small.sum())  # with the next client the sum is large enough
+        return min(num_too_small + 1, len(shares))
 
 
 @parameters
 class Lambda(Threshold):
     """Selects clients whose share exceeds lambda / eta_t (the rule below Eq. 14).
 
-    eta_t = 1 + growth * t. The paper gives no values. Its eta_t in (0, 1] differs by a constant
-    factor, which lambda can absorb.
+    eta_t = 1 + growth * t. The paper gives no values. The paper's eta_t lies in (0, 1]. That is no
+    other rule: a constant factor of eta_t is one of lambda.
     """
 
     strength: Positive  # lambda
@@ -132,12 +139,13 @@ class FedABC(Selector):
     adaptive = True
     start_up_rounds = 1
     needs = frozenset({Signal.LOSSES, Signal.PUBLIC, Signal.UPDATES})
-    # Divergences in float32 and float64, and the attention with its intermediate values.
-    pair_bytes = 36
+    pair_bytes = (
+        36  # divergences in float32 and float64, and the attention with intermediate values
+    )
     state = ("predictions",)
 
     threshold: Threshold  # how many clients are selected
-    kl_reduction: Literal["mean", "sum"]  # d_kj as a mean over classes (as printed), or their sum
+    kl_reduction: Literal["mean", "sum"]  # d_kj is a mean over classes (as printed) or a sum
     self_term: bool  # whether a client attends to itself (Eq. 11)
     weights: Literal["score", "uniform", "by_size"]  # aggregation weights: Eq. 15, 1, or n_k
 
@@ -151,22 +159,23 @@ class FedABC(Selector):
         # 1 to 4. Scores
         losses = finite_losses(clients.losses(available))
         scores = self.scores(losses, self._divergences(available))
-        if scores.sum() <= 0:  # all losses are 0
+        if scores.sum() <= 0:  # for example if all losses are 0
             scores = np.ones(len(available))
         shares = scores / scores.sum()
         # 5. The highest scores. The shuffle makes the stable sort break ties at random.
         shuffled = rng.permutation(len(available))
         order = shuffled[np.argsort(-shares[shuffled], kind="stable")]
         count = self.threshold.count(shares[order], round - 1, self.population.num_rounds)
-        selected = np.sort(order[:count])
-        chosen = available[selected]
+        positions = np.sort(order[:count])
+        ids = available[positions]
         # 6. Weights
-        weights = shares[selected]
-        if self.weights == "uniform":
+        if self.weights == "score":
+            weights = shares[positions]
+        elif self.weights == "uniform":
             weights = np.ones(count)
-        if self.weights == "by_size":
-            weights = self.population.sizes[chosen].astype(np.float64)
-        return Selection(chosen, weights / weights.sum())
+        else:
+            weights = self.population.sizes[ids].astype(np.float64)
+        return Selection(ids, weights / weights.sum())
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         predictions = server.predict_public(cohort).cpu()
@@ -195,24 +204,22 @@ class FedABC(Selector):
         return scores
 
     def _divergences(self, ids: Ids) -> Floats:
-        """Return the divergences d [n, n] of the clients `ids`."""
-        divergences = np.zeros((len(ids), len(ids)))
+        """Return the divergences d [n, n] of the clients `ids`. They are 0 without predictions."""
         rows = [row for row, client in enumerate(ids.tolist()) if client in self.predictions]
         if not rows:
-            return divergences
+            return np.zeros((len(ids), len(ids)))
         log_p = torch.stack([self.predictions[client] for client in ids[rows].tolist()])
-        known = kl_divergences(log_p, self.kl_reduction)
-        if len(rows) == len(ids):
-            return known
-        divergences[np.ix_(rows, rows)] = known
+        known_divergences = kl_divergences(log_p, self.kl_reduction)
+        if len(rows) == len(ids):  # saves a second matrix
+            return known_divergences
+        divergences = np.zeros((len(ids), len(ids)))
+        divergences[np.ix_(rows, rows)] = known_divergences
         return divergences
 
 
 def finite_losses(losses: Floats) -> Floats:
-    """Return `losses` [N] with values that are not finite replaced by the largest finite one.
-
-    It is 0 if there is none.
-    """
+    """Return `losses` [N]. A loss that is not finite is replaced by the largest finite one, or by 0
+    if no loss is finite."""
     is_finite = np.isfinite(losses)
     largest = losses[is_finite].max() if is_finite.any() else 0.0
     return np.where(is_finite, losses, largest)

@@ -11,7 +11,14 @@ from fedsim.report.drawing import style
 from scripts.benchmarks.answer import command, inference, scores, tuning
 from scripts.benchmarks.answer.answer import Answer, best_of_classes, class_of
 from scripts.benchmarks.answer.figures import curves, forest, save
-from scripts.benchmarks.answer.tables import MAKERS, REGIMES, not_run, prices_table, sentences
+from scripts.benchmarks.answer.tables import (
+    MAKERS,
+    REGIMES,
+    not_run,
+    prices_table,
+    sentences,
+    settings_table,
+)
 
 SETTINGS = ("v1_watch_10", "v1_watch_20", "v1_writers_100")
 Curve = list[tuple[int, float, float]]
@@ -320,10 +327,10 @@ def test_sentences_say_what_is_beyond_chance(answer: Answer) -> None:
     assert "from 3 of 20 settings" in first
     assert "1 of 2 methods (`flips`) is ahead" in first
     assert "1 of 2 methods (`top_loss`) is behind" in first
-    assert "the highest mean gain is that of `flips`, +5.0" in second
-    assert "+2.0" in second  # the cosine schedule
+    assert "10 to 100 clients, of which 1 to 10 are selected" in first
+    assert "`flips` has the highest mean gain over regimes, +5.0" in second
     assert "`flips` needs 0.12 times the bytes" in third  # half of its runs 0.20, half 0.05
-    assert "label counts: `flips` (+5.0" in fourth
+    assert "asked for label counts: `flips` (+5.0" in fourth
     assert "smartwatch, synthetic handwriting" in fifth
     alike = sentences(Answer(small_frame(0.0), pd.DataFrame())).splitlines()[0]
     assert "none of 2 methods is ahead" in alike
@@ -334,6 +341,12 @@ def test_the_price_of_a_method_that_leads_from_the_start(answer: Answer) -> None
     """flips reaches the target in round 20, at twice the cost of a round: 40 of 200, 40 of 800."""
     [row] = [line for line in prices_table(answer).splitlines() if line.startswith("| flips")]
     assert row == "| flips | 0.20 | 0.05 | 0.20 | 0.05 | 100 % | 0 |"
+
+
+def test_settings_are_described_with_random_selections_accuracy(answer: Answer) -> None:
+    rows = settings_table(answer).splitlines()
+    assert rows[2].startswith("| v1_watch_10 | natural clients | 10 | 1 | 50.")
+    assert len(rows) == 2 + len(SETTINGS)
 
 
 def test_settings_that_have_not_run_are_named(answer: Answer) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fedsim.benchmark.rules import CONTROLS, HORIZONS, SCHEDULES, VARIATIONS
+from fedsim.benchmark.rules import CONTROLS, HORIZONS, SCHEDULES, VARIATIONS, draw_settings
 from fedsim.results.frames import REFERENCE
 from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
@@ -25,6 +25,17 @@ DATA = {
     "plays": "Shakespeare",
 }
 """The names of data sets on the page."""
+SKEWS = {
+    "natural": "natural clients",
+    "quantity_skew": "log-normal sizes",
+    "shards_1": "one shard per client",
+    "shards_2": "two shards per client",
+    "dirichlet_01": "Dirichlet by class, 0.1",
+    "dirichlet_05": "Dirichlet by class, 0.5",
+    "dirichlet_client": "Dirichlet by client",
+}
+"""The names of divisions of the data on the page."""
+DRAWS = {draw.name: draw for draw in draw_settings()}
 SCHEDULE_ROW, SERVER_ROW = "*the schedule*", "*the server alone*"
 
 
@@ -71,7 +82,18 @@ def gains_table(answer: Answer) -> str:
     for key, name in names.items():
         if key in answer.references.index.unique("method"):
             rows.append([name, "", "", *_by_regime(answer.references, key, gain)])
-    return markdown(["method", "asks for", "mean", *HEADER], rows)
+    table = markdown(["method", "asks for", "mean", *HEADER], rows)
+    return f"{table}\n\n{_classes_in_words(answer)}"
+
+
+def _classes_in_words(answer: Answer) -> str:
+    """Say which methods are beyond chance if those that ask for the same are compared alone."""
+    ahead = _listed(answer.beyond_chance(1, "p_class")) or "none"
+    behind = _listed(answer.beyond_chance(-1, "p_class")) or "none"
+    return (
+        "If only methods that ask for the same are compared with each other, fewer comparisons are "
+        f"made. Beyond chance are then, ahead of random selection: {ahead}; behind it: {behind}."
+    )
 
 
 def _by_regime(rows: pd.DataFrame, method: str, cell: Callable[[pd.Series], str]) -> list[str]:
@@ -90,7 +112,7 @@ def ranks_table(answer: Answer) -> str:
     labels = {"critical": "*critical difference*", "friedman": "*Friedman's p*"}
     for key, label in labels.items():
         rows.append([label, *(f"{tests.loc[key, regime]:.2g}" for regime in REGIMES)])
-    return markdown(["method", *HEADER], rows) + f"\n\n{_ranks_in_words(answer)}"
+    return f"{_ranks_in_words(answer)}\n\n{markdown(['method', *HEADER], rows)}"
 
 
 def _ranks_in_words(answer: Answer) -> str:
@@ -100,10 +122,10 @@ def _ranks_in_words(answer: Answer) -> str:
     differences = mean_ranks - mean_ranks.loc[REFERENCE]
     is_beyond = differences.abs() > tests.loc["critical"]
     names = [str(name) for name in mean_ranks.index[is_beyond.any(axis="columns")]]
+    which = f"The ranks of {_listed(names)} differ" if names else "No rank differs"
     return (
-        f"By Friedman's test, ranks differ in {num} of {len(REGIMES)} regimes (p < {ALPHA:g} in "
-        "each by itself). These ranks differ from random selection's by more than the critical "
-        f"difference: {_listed(names) or 'none'}."
+        f"By Friedman's test, methods differ in {num} of {len(REGIMES)} regimes (p < {ALPHA:g} in "
+        f"each by itself). {which} from random selection's by more than the critical difference."
     )
 
 
@@ -142,7 +164,7 @@ def tuning_table(answer: Answer) -> str:
     if not len(answer.trials):
         return "No trials are there."
     rows = []
-    for method in [REFERENCE, *(name for name in answer.methods if name in answer.tuning.index)]:
+    for method in [REFERENCE, *(name for name in answer.rivals if name in answer.tuning.index)]:
         row = answer.tuning.loc[method]
         shares = [f"{100 * row[name]:.0f} %" for name in ("same", "edge", "lower", "own")]
         costs = [f"{row[name]:.2f}" for name in ("too_low", "too_high")]
@@ -152,32 +174,19 @@ def tuning_table(answer: Answer) -> str:
     return markdown(["method", *costs, *shares], rows)
 
 
-def classes_table(answer: Answer) -> str:
-    """Show for each class of requests the best method, and what is beyond chance within it."""
-    rows = []
-    for kind, best in best_of_classes(answer).items():
-        names = [name for name in answer.rivals if answer.classes[name] == kind]
-        cells = [f"`{best}` {points(answer.overall.loc[best, 'gain'])}", str(len(names))]
-        for sign in (1, -1):
-            beyond = answer.beyond_chance(sign, "p_class")
-            cells.append(_listed([name for name in names if name in beyond]) or "none")
-        rows.append([kind, *cells])
-    header = ["asks for", "highest mean gain", "methods", "ahead within the class", "behind"]
-    return markdown(header, rows)
-
-
 def settings_table(answer: Answer) -> str:
-    """Show random selection's final accuracy in each setting and regime, and the best method."""
+    """Show each setting that has run, random selection's final accuracy there, and the mean gains
+    of the controls."""
     means = answer.finals.xs(REFERENCE, level="method").groupby(["setting", *scores.REGIME]).mean()
     by_setting = scores.over_regimes(answer.gains).mean(axis="columns").unstack("method")
     rows = []
     for setting in answer.settings:
-        gains = by_setting.loc[setting, answer.rivals].sort_values(ascending=False)
+        draw = DRAWS[setting]
+        clients = [SKEWS[draw.skew], str(draw.num_clients), str(draw.cohort_size)]
         accuracies = [f"{means[setting, *regime]:.1f}" for regime in REGIMES]
-        best = f"{gains.index[0]} {points(gains.iloc[0])}"
         controls = by_setting.loc[setting].reindex(list(CONTROLS)).dropna()
-        rows.append([setting, *accuracies, best, ", ".join(map(points, controls))])
-    return markdown(["setting", *HEADER, "best method", "controls"], rows)
+        rows.append([setting, *clients, *accuracies, ", ".join(map(points, controls))])
+    return markdown(["setting", "division", "N", "K", *HEADER, "controls"], rows)
 
 
 def variations_table(answer: Answer) -> str:
@@ -225,21 +234,25 @@ def sentences(answer: Answer) -> str:
 
 
 def whether(answer: Answer) -> str:
-    """Say how many methods gain beyond chance, in how many settings, and what it would take."""
+    """Say how many methods gain beyond chance, and in which settings."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
     better, worse = answer.beyond_chance(1), answer.beyond_chance(-1)
     text = f"**Preliminary, from {num} of {num_all} settings:**" if num < num_all else "**Answer:**"
-    text += f" with learning rates of their own, {_methods(better, len(answer.rivals))} ahead of "
-    text += "random selection beyond chance "
+    text += " when each method has its own learning rates, "
+    text += f"{_methods(better, len(answer.rivals))} ahead of random selection beyond chance "
     text += "in at least one of six regimes" if better else "in any of six regimes"
     if worse:
         text += f", and {_methods(worse, len(answer.rivals))} behind it"
-    text += ". This does not exclude smaller gains: to be told from chance, a gain in a regime had "
-    text += f"to be some {answer.needed(num):.1f} points"
-    if num < num_all:
-        needed = answer.needed(num_all)
-        text += f". If all {num_all} settings had run and gains spread alike, {needed:.1f} would do"
-    return f"{text}."
+    draws = [DRAWS[name] for name in answer.settings]
+    clients = _range([draw.num_clients for draw in draws])
+    cohorts = _range([draw.cohort_size for draw in draws])
+    return (
+        f"{text}. The settings have {clients} clients, of which {cohorts} are selected in a round."
+    )
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}"
 
 
 def _methods(names: Sequence[str], num_all: int) -> str:
@@ -255,26 +268,24 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def how_much(answer: Answer) -> str:
-    """Say what the best method gains, and what a schedule and a wrong rate do to random
-    selection."""
+    """Say what the best method gains, how much any may gain, and what a wrong rate costs."""
     best = answer.rivals[0]
     by_horizon = answer.intervals.loc[best, "gain"].groupby("num_rounds").mean()
     parts = [f"{points(by_horizon[num])} after {num} rounds" for num in HORIZONS]
-    controls = [points(value) for value in _gains_of_controls(answer)]
-    schedule = answer.references.loc["schedule"]
-    of_schedule = [gain(schedule.loc[("cosine", num)]) for num in HORIZONS]
+    of_rivals = answer.overall.loc[answer.rivals]
+    highest = float((of_rivals["gain"] + of_rivals["half"]).max())
+    controls = [points(answer.overall.loc[name, "gain"]) for name in _controls(answer)]
     return (
-        f"**By how much**: the highest mean gain is that of `{best}`, {gain_in_all(answer, best)} "
-        f"points of accuracy over all regimes ({', '.join(parts)}). As the best of "
-        f"{len(answer.rivals)}, it is likely to be overrated. Two controls, which are random "
-        f"selection with other draws, have {' and '.join(controls)}. A cosine schedule instead of "
-        f"a constant rate changes random selection's accuracy by {' and '.join(of_schedule)} "
-        f"points after {' and '.join(map(str, HORIZONS))} rounds.{_rate(answer)}"
+        f"**By how much**: `{best}` has the highest mean gain over regimes, "
+        f"{gain_in_all(answer, best)} points ({', '.join(parts)}). As the best of "
+        f"{len(answer.rivals)}, it is likely to be overrated. The intervals of all methods' mean "
+        f"gains end at {points(highest)} points or below. Two controls, which are random selection "
+        f"with other random numbers, have {' and '.join(controls)}.{_rate(answer)}"
     )
 
 
-def _gains_of_controls(answer: Answer) -> list[float]:
-    return [answer.overall.loc[name, "gain"] for name in CONTROLS if name in answer.methods]
+def _controls(answer: Answer) -> list[str]:
+    return [name for name in CONTROLS if name in answer.methods]
 
 
 def _rate(answer: Answer) -> str:
@@ -283,8 +294,8 @@ def _rate(answer: Answer) -> str:
         return ""
     costs = answer.tuning.loc[REFERENCE]
     return (
-        f" A rate three times too low costs it {costs['too_low']:.1f} points, and one three times "
-        f"too high {costs['too_high']:.1f}."
+        f" For comparison, a learning rate three times too high costs random selection "
+        f"{costs['too_high']:.1f} points, and one three times too low {costs['too_low']:.1f}."
     )
 
 
@@ -304,9 +315,9 @@ def at_what_price(answer: Answer) -> str:
             "selection's whole run (medians over runs)"
         )
     return (
-        f"**At what price**: {needed}. With as many bytes as random selection, it gains "
-        f"{points(row['equal bytes'])} points, and in the same simulated time "
-        f"{points(row['equal time'])} (means over regimes)."
+        f"**At what price**: {needed}. If it stops when it has spent random selection's bytes, its "
+        f"mean gain is {points(row['equal bytes'])} points, and with random selection's simulated "
+        f"time {points(row['equal time'])}."
     )
 
 
@@ -315,34 +326,49 @@ def for_whom(answer: Answer) -> str:
     parts = []
     for kind, method in best_of_classes(answer).items():
         asked, _, at_server = kind.partition(AT_SERVER)
-        server = f", if the server has {at_server}" if at_server else ""
+        server = f" and the server has {at_server}" if at_server else ""
         parts.append(f"{asked}{server}: `{method}` ({gain_in_all(answer, method)})")
     return (
-        "**For whom**: a method asks something of clients. Within a class of requests, these gains "
-        f"are the highest: {'; '.join(parts)}."
+        "**For whom**: methods ask clients for different things. The highest mean gains are, if "
+        f"clients are asked for {'; for '.join(parts)}."
     )
 
 
 def not_shown(answer: Answer) -> str:
     """Name the population that has run, and what the benchmark does not show."""
     data = dict.fromkeys(DATA[FIRST_BLOCK[name]] for name in answer.settings)
+    needed = answer.needed(len(answer.settings))
     return (
-        f"**Not shown**: the answer speaks for sampled settings of {', '.join(data)} with a small "
-        "model. It says nothing about settings that have not run, larger models, real devices, "
-        "fairness between clients or privacy."
+        f"**Not shown**: the settings are of {', '.join(data)}, with small models. The answer says "
+        "nothing about the settings below that have not run, larger models, real devices, fairness "
+        "between clients or privacy. It does not exclude smaller gains: in a single regime, a gain "
+        f"had to be some {needed:.1f} points to be told from chance."
     )
+
+
+def power(answer: Answer) -> str:
+    """Say how large a gain had to be, and what it takes when all settings have run."""
+    num, num_all = len(answer.settings), len(FIRST_BLOCK)
+    text = f"With {num} settings, a gain in one regime is beyond chance from some "
+    text += (
+        f"{answer.needed(num):.1f} points on: the median over methods and regimes, after Holm's "
+    )
+    text += "correction."
+    if num < num_all:
+        text += f" With all {num_all}, {answer.needed(num_all):.1f} would do if gains spread alike."
+    return text
 
 
 MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "sentences": sentences,
+    "settings": settings_table,
+    "power": power,
+    "not_run": not_run,
     "gains": gains_table,
-    "classes": classes_table,
     "ranks": ranks_table,
     "prices": prices_table,
     "changes": changes_table,
-    "settings": settings_table,
     "variations": variations_table,
     "tuning": tuning_table,
-    "not_run": not_run,
 }
 """Makers of the parts of the page, by the name in their marker, in the order of the page."""

@@ -1,6 +1,7 @@
-"""Intervals and ranks of gains over sampled settings and seeds, and what changes the gains.
+"""Intervals of gains over sampled settings and seeds, ranks of methods, and what changes the gains.
 
-A table of gains has a row for each setting and a column for each seed, in percentage points.
+A gain is how much higher a method's accuracy is than that of random selection, in percentage
+points. A table of gains has a row for each setting and a column for each seed.
 """
 
 import math
@@ -31,14 +32,16 @@ class Squares:
 
 
 def crossed_mean(values: Floats) -> dict[str, float]:
-    """Return the mean over settings and seeds [S, R] with its interval, and the p-value of 0.
+    """Return the mean of `values` [S, R] over S settings and R seeds with its interval, and the
+    p-value of the hypothesis that the true mean is 0.
 
     Each value is the mean plus three random effects: one of the setting, one of the seed, and one
-    of both. The variances of the effects are estimated by restricted maximum likelihood (REML),
-    and the degrees of freedom are Satterthwaite's (1946), as by lmer and lmerTest in R. Where R
-    finds that neither settings nor seeds have a variance, it has S R - 1 degrees of freedom. Here
-    they are S - 1, because p-values near Holm's levels would be too low otherwise. With fewer than
-    two settings or seeds, the interval and the p-value are nan.
+    of both. Their variances are estimated by restricted maximum likelihood (REML), and degrees of
+    freedom are Satterthwaite's (1946), as in the R packages lme4 and lmerTest. They differ from
+    lmerTest's if neither settings nor seeds have a variance: they are S - 1 and not S R - 1. With
+    S R - 1, p-values near Holm's levels are too low in simulations (tests/test_answer.py).
+
+    With fewer than two settings or seeds, the interval and the p-value are nan.
     """
     num_settings, num_seeds = values.shape
     mean = float(values.mean())
@@ -47,12 +50,12 @@ def crossed_mean(values: Floats) -> dict[str, float]:
         of_settings = values.mean(1, keepdims=True) - mean
         of_seeds = values.mean(0, keepdims=True) - mean
         rest = values - mean - of_settings - of_seeds
-        mean_square, df = _square_of_mean(
+        scaled_variance, df = _scaled_variance(
             Squares(num_seeds * float((of_settings**2).sum()), num_settings - 1),
             Squares(num_settings * float((of_seeds**2).sum()), num_seeds - 1),
             Squares(float((rest**2).sum()), (num_settings - 1) * (num_seeds - 1)),
         )
-        variance = mean_square / values.size
+        variance = scaled_variance / values.size
     error = math.sqrt(variance)
     return {
         "settings": num_settings,
@@ -64,22 +67,26 @@ def crossed_mean(values: Floats) -> dict[str, float]:
     }
 
 
-def _square_of_mean(settings: Squares, seeds: Squares, rest: Squares) -> tuple[float, float]:
+def _scaled_variance(settings: Squares, seeds: Squares, rest: Squares) -> tuple[float, float]:
     """Return S R times the variance of the mean, and its degrees of freedom.
 
-    The expected mean square of settings is that of the rest plus R times the variance of settings.
-    That of seeds is alike. So if both are above the rest, S R times the variance of the mean is
-    settings + seeds - rest. A variance that would be negative is 0. Then the rest is estimated from
-    both sums of squares.
+    The mean square of the rest has the expectation E = var_rest, that of settings
+    A = E + R var_setting, and that of seeds B = E + S var_seed. S R times the variance of the mean
+    is A + B - E. No variance is negative, so A and B are at least E. If a mean square is below that
+    of the rest, REML takes its variance as 0. Both squares are then pooled to estimate E. For
+    example, if A = E, what remains of A + B - E is B.
     """
     for one, other in ((settings, seeds), (seeds, settings)):
-        if one.mean < rest.mean and other.mean > one.pooled(rest).mean:
+        only_other_has_a_variance = other.mean > one.pooled(rest).mean
+        if one.mean < rest.mean and only_other_has_a_variance:
             return other.mean, other.df
-    if settings.mean < rest.mean or seeds.mean < rest.mean:  # neither has a variance
+    if settings.mean < rest.mean or seeds.mean < rest.mean:  # neither has a variance: A = B = E
         return settings.pooled(seeds).pooled(rest).mean, settings.df
-    mean_square = settings.mean + seeds.mean - rest.mean
+    scaled_variance = settings.mean + seeds.mean - rest.mean
     spread = sum(squares.mean**2 / squares.df for squares in (settings, seeds, rest))
-    return mean_square, mean_square**2 / spread if spread else math.nan
+    if not spread:  # all values are equal
+        return scaled_variance, math.nan
+    return scaled_variance, scaled_variance**2 / spread
 
 
 def intervals(table: pd.DataFrame) -> pd.DataFrame:
@@ -106,8 +113,7 @@ def ranks(rounds: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return mean ranks (rows are methods, columns regimes), and the tests of each regime.
 
     The tests have a column for each regime, too: Friedman's p-value, Nemenyi's critical difference,
-    and the number of settings. Methods that have not run in all settings at all seeds are not
-    ranked.
+    and the number of settings. A method that lacks a setting or a seed in any regime is not ranked.
     """
     means = finals(rounds).unstack("seed").dropna().mean(axis="columns")
     by_method = means.unstack("method").drop(columns=CEILING, errors="ignore")
@@ -122,11 +128,12 @@ def ranks(rounds: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def what_changes(table: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return what changes mean gains, a row for each of the groups `table` is a mean over.
+    """Return each group's mean gain and what becomes of it under other choices; a row for each.
 
-    `table` has rows by (..., setting). The columns are the gain, the lowest and the highest gain if
-    one setting is left out, the median over settings, the gain with each of the `others` (accuracy
-    scores) instead, and the gain on each data set by itself.
+    `table` has rows by (..., setting). Rows that differ only in the setting are a group. The
+    columns are the number of settings, the gain, the lowest and the highest gain if one setting is
+    left out, the median over settings, the gain by each of the `others` (tables of gains by other
+    scores), and the gain on each data set by itself.
     """
     groups = [name for name in table.index.names if name != "setting"]
     by_setting = table.dropna().mean(axis="columns")

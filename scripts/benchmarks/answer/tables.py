@@ -278,9 +278,9 @@ def how_much(answer: Answer) -> str:
     return (
         f"**By how much**: `{best}` has the highest mean gain over regimes, "
         f"{gain_in_all(answer, best)} points ({', '.join(parts)}). As the best of "
-        f"{len(answer.rivals)}, it is likely to be overrated. The intervals of all methods' mean "
-        f"gains end at {points(highest)} points or below. Two controls, which are random selection "
-        f"with other random numbers, have {' and '.join(controls)}.{_rate(answer)}"
+        f"{len(answer.rivals)}, it is likely to be overrated. The intervals of the mean gains of "
+        f"all methods end at {points(highest)} points or below. Two controls, which are random "
+        f"selection with other random numbers, have {' and '.join(controls)}.{_rate(answer)}"
     )
 
 
@@ -306,8 +306,10 @@ def at_what_price(answer: Answer) -> str:
     for cost, prices in answer.prices.items():
         medians[cost] = float(prices.xs(best, level="method").median())
     row = answer.changes.loc[best]
-    if np.isinf(medians["bytes"]):
-        needed = f"half of the runs of `{best}` do not reach random selection's final accuracy"
+    if np.isinf(max(medians.values())):
+        needed = (
+            f"at least half of the runs of `{best}` do not reach random selection's final accuracy"
+        )
     else:
         needed = (
             f"to reach random selection's final accuracy, `{best}` needs {medians['bytes']:.2f} "

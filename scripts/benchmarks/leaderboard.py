@@ -10,7 +10,7 @@ import yaml
 
 from fedsim.benchmark.reader import read_submissions
 from fedsim.benchmark.rules import CONTROLS, SCHEDULES
-from fedsim.results.frames import CEILING, REFERENCE
+from fedsim.results.frames import REFERENCE
 from scripts.benchmarks.answer import inference, scores
 from scripts.reproduction.cells import markdown
 
@@ -34,7 +34,10 @@ BY_REGIME = """## Gains by regime
 
 A regime is a schedule of the learning rate with a number of rounds.
 """
-NO_METHODS = {**dict.fromkeys(CONTROLS, " (control)"), CEILING: " (no method)"}
+REMARKS = {
+    **dict.fromkeys(CONTROLS, " (control)"),
+    **dict.fromkeys(scores.NO_METHODS, " (reference)"),
+}
 EMPTY = "There is no submission of a method and of random selection yet.\n"
 
 
@@ -59,7 +62,7 @@ def page(folder: Path) -> str:
         card = cards[method]
         rows.append(
             {
-                "method": f"{method}{NO_METHODS.get(method, '')}",
+                "method": f"{method}{REMARKS.get(method, '')}",
                 "asks clients; needs at the server": card["class"],
                 "settings": f"{row['settings']:.0f}",
                 "gain": _with_interval(row),

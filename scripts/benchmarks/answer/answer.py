@@ -13,7 +13,7 @@ from fedsim.results.frames import REFERENCE
 from fedsim.results.ranking import ASKED, AT_SERVER
 from fedsim.results.statistics import ALPHA, holm, t_quantile
 from scripts.benchmarks.answer import inference, scores, tuning
-from scripts.benchmarks.answer.scores import CEILING
+from scripts.benchmarks.answer.scores import NO_METHODS
 
 NUM_CURVES = 3
 """Number of methods whose curves are drawn, next to a control."""
@@ -67,13 +67,17 @@ class Answer:
 
     @property
     def methods(self) -> list[str]:
-        """All methods by their mean gain; controls and the ceiling are among them."""
-        return list(self.overall.index)
+        """All methods by their mean gain: first those that have run in all settings. Controls and
+        references are among them."""
+        is_complete = self.overall["settings"] == len(self.settings)
+        return [*self.overall.index[is_complete], *self.overall.index[~is_complete]]
 
     @property
     def rivals(self) -> list[str]:
-        """The methods without controls and without the ceiling."""
-        return [name for name in self.methods if name not in (*CONTROLS, CEILING)]
+        """The methods that have run in all settings, without controls and references."""
+        is_complete = self.overall["settings"] == len(self.settings)
+        others = (*CONTROLS, *NO_METHODS)
+        return [name for name in self.overall.index[is_complete] if name not in others]
 
     @property
     def settings(self) -> list[str]:

@@ -14,6 +14,7 @@ from fedsim.benchmark.rules import CONTROLS
 from fedsim.report.looks import CLASS_COLOURS, Look, make_looks
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer.answer import BUDGETS, Answer
+from scripts.benchmarks.answer.scores import NO_METHODS
 from scripts.benchmarks.answer.tables import REGIMES
 
 WIDTH, ROW, DPI = 7.2, 0.165, 170
@@ -26,11 +27,13 @@ SETTLED = 0.25
 def forest(answer: Answer) -> Figure:
     """Draw each method's gain with its interval: a row for each method, a panel for each regime.
 
-    The colour says what a method asks for. The references are below the methods.
+    The colour says what a method asks for. The references are below the methods, in black.
     """
-    order, classes = answer.methods, answer.classes
+    order = [name for name in answer.methods if name not in NO_METHODS]
+    classes = {name: answer.classes[name] for name in order}
     intervals, references = answer.intervals, answer.references
-    names = [*order, *references.index.unique("method")]
+    selectors = [name for name in answer.methods if name in NO_METHODS]
+    names = [*order, *selectors, *references.index.unique("method")]
     kinds = list(dict.fromkeys(classes.values()))
     colours = dict(zip(kinds, CLASS_COLOURS, strict=False))
     gap = 1.0  # between methods and references
@@ -46,7 +49,7 @@ def forest(answer: Answer) -> Figure:
         axes.axvline(0, color="0.4", linewidth=0.7)
         axes.axhline(heights[names[len(order)]] + 1, color="0.8", linewidth=0.6)
         for name, height in heights.items():
-            source = intervals if name in order else references
+            source = references if name in references.index else intervals
             if (name, *regime) in source.index:
                 row = source.loc[(name, *regime)]
                 colour = colours[classes[name]] if name in classes else "black"

@@ -13,7 +13,7 @@ import pandas as pd
 from fedsim.core.arrays import Floats
 from fedsim.results.ranking import mean_ranks, rank_tests
 from fedsim.results.statistics import LEVEL, holm, t_quantile, t_tail
-from scripts.benchmarks.answer.scores import CEILING, FIRST_BLOCK, REGIME, finals
+from scripts.benchmarks.answer.scores import FIRST_BLOCK, NO_METHODS, REGIME, finals
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def intervals(table: pd.DataFrame) -> pd.DataFrame:
     """Return the mean gain of each group with its interval and p-value; a row for each.
 
     `table` has rows by (method, ..., setting). Rows that differ only in the setting are a group. A
-    setting counts if it has all seeds. `p_holm` is corrected over all groups except those of the
-    ceiling, which is no method.
+    setting counts if it has all seeds. `p_holm` is corrected over all groups except those of
+    `NO_METHODS`.
     """
     groups = [name for name in table.index.names if name != "setting"]
     rows = {}
@@ -104,7 +104,7 @@ def intervals(table: pd.DataFrame) -> pd.DataFrame:
             rows[key] = crossed_mean(complete)
     result = pd.DataFrame.from_dict(rows, orient="index")
     result.index = pd.MultiIndex.from_tuples(result.index, names=groups)
-    is_tested = result.index.get_level_values("method") != CEILING
+    is_tested = ~result.index.get_level_values("method").isin(NO_METHODS)
     result.loc[is_tested, "p_holm"] = holm(result.loc[is_tested, "p"].tolist())
     return result
 
@@ -116,7 +116,7 @@ def ranks(rounds: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     and the number of settings. A method that lacks a setting or a seed in any regime is not ranked.
     """
     means = finals(rounds).unstack("seed").dropna().mean(axis="columns")
-    by_method = means.unstack("method").drop(columns=CEILING, errors="ignore")
+    by_method = means.unstack("method").drop(columns=list(NO_METHODS), errors="ignore")
     by_method = by_method.dropna(axis="columns")
     mean_ranks_of, tests = {}, {}
     for regime, rows in by_method.groupby(REGIME):

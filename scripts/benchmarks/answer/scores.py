@@ -18,8 +18,9 @@ REGIME = ["schedule", "num_rounds"]
 KEYS = ["setting", "method", *REGIME, "seed"]
 PAIR = ["setting", *REGIME, "seed"]
 """A run has these in common with the run of random selection that it is compared with."""
-CEILING = "clairvoyant"
-"""The search for good cohorts. It is no method, so it is neither tested nor ranked."""
+NO_METHODS = ("full", "clairvoyant")
+"""Selectors that serve as references: full participation, and the search for good cohorts. They are
+neither tested nor ranked."""
 WINDOW, NUM_EVALUATED = 20, 4
 """The final accuracy is a mean over the last 20 rounds, of which four are evaluated."""
 DATA = {stratum.name: stratum.data for stratum in STRATA}

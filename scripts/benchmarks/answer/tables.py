@@ -11,7 +11,7 @@ from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer import scores
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
-from scripts.benchmarks.answer.scores import CEILING, FIRST_BLOCK
+from scripts.benchmarks.answer.scores import FIRST_BLOCK, NO_METHODS
 from scripts.reproduction.cells import markdown
 
 REGIMES = [(schedule, num_rounds) for num_rounds in HORIZONS for schedule in SCHEDULES]
@@ -62,9 +62,9 @@ def gain_in_all(answer: Answer, method: str) -> str:
 
 
 def name_of(answer: Answer, method: str) -> str:
-    """Return a method's cell: italic for controls and the ceiling, with the number of settings if
-    it has not run in all of them."""
-    text = f"*{method}*" if method in (*CONTROLS, CEILING) else method
+    """Return a method's cell: italic for controls and references, with the number of settings if it
+    has not run in all of them."""
+    text = f"*{method}*" if method in (*CONTROLS, *NO_METHODS) else method
     num = int(answer.intervals.loc[method, "settings"].min())
     return text if num == len(answer.settings) else f"{text} ({num})"
 
@@ -151,7 +151,9 @@ def changes_table(answer: Answer) -> str:
     changes = answer.changes.loc[[name for name in answer.methods if name in answer.changes.index]]
     rows = []
     for method, row in changes.iterrows():
-        without_one = f"{points(row['lowest'])} to {points(row['highest'])}"
+        without_one = ""
+        if row["settings"] > 1:
+            without_one = f"{points(row['lowest'])} to {points(row['highest'])}"
         others = [points(value) for value in row.drop(["settings", "gain", "lowest", "highest"])]
         rows.append([name_of(answer, str(method)), points(row["gain"]), without_one, *others])
     columns = list(changes.columns)
@@ -246,6 +248,11 @@ def whether(answer: Answer) -> str:
     draws = [DRAWS[name] for name in answer.settings]
     clients = _range([draw.num_clients for draw in draws])
     cohorts = _range([draw.cohort_size for draw in draws])
+    others = [
+        name for name in answer.methods if name not in (*answer.rivals, *CONTROLS, *NO_METHODS)
+    ]
+    if others:
+        text += f" ({_listed(others)} have run in fewer settings)"
     return (
         f"{text}. The settings have {clients} clients, of which {cohorts} are selected in a round."
     )

@@ -41,7 +41,7 @@ def forest(answer: Answer) -> Figure:
     for number, name in enumerate(names):
         heights[name] = -(number + gap * (number >= len(order)))
     limit = _limit(pd.concat([intervals, references]))
-    figure = Figure(figsize=(WIDTH, ROW * len(names) + 1.2))
+    figure = Figure(figsize=(WIDTH, ROW * len(names) + 1.35))
     panels = figure.subplots(1, len(REGIMES), sharey=True, sharex=True)
     for axes, regime in zip(panels, REGIMES, strict=True):
         schedule, num_rounds = regime
@@ -70,7 +70,7 @@ def forest(answer: Answer) -> Figure:
         handle = Line2D([], [], marker="o", linestyle="", color="black", label=label)
         handle.set_markerfacecolor(face)
         handles.append(handle)
-    figure.legend(handles=handles, loc="outside upper center", ncols=4)
+    figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
 
 

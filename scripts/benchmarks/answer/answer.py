@@ -200,7 +200,7 @@ def class_of(method: str) -> str:
     if name not in choices:
         return "unknown"
     fields = choices[name].fields
-    if method == "full":
+    if method in NO_METHODS:
         return "everybody trains"
     kinds = [kind for kind, pattern in ASKED.items() if re.search(pattern, fields["asks"])]
     kind = next(iter(kinds), "unknown")

@@ -26,7 +26,7 @@ OPTIONAL = ("preset", "cell")
 COMMAND_PARTS = ("hydra.", "small.", "debug.")
 """Beginnings of keys that are about the command line. They are never suggested."""
 UNKNOWN_KEY = "is not a known key"
-"""What is wrong with an unknown key, in the same words as in `fedsim.config.build.unknown`."""
+"""The rule that an unknown key violates, in the same words as in `fedsim.config.build.unknown`."""
 SYMBOLS = {
     "K": "cohort_size",
     "N": "num_clients",

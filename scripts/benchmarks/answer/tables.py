@@ -88,11 +88,11 @@ def gains_table(answer: Answer) -> str:
 
 def _classes_in_words(answer: Answer) -> str:
     """Say which methods are beyond chance if those that ask for the same are compared alone."""
-    ahead = _listed(answer.beyond_chance(1, "p_class")) or "none"
-    behind = _listed(answer.beyond_chance(-1, "p_class")) or "none"
+    ahead = _listed(answer.beyond_chance(1, "p_class")) or "no method"
+    behind = _listed(answer.beyond_chance(-1, "p_class")) or "no method"
     return (
-        "If only methods that ask for the same are compared with each other, fewer comparisons are "
-        f"made. Beyond chance are then, ahead of random selection: {ahead}; behind it: {behind}."
+        "If only methods that ask for the same are compared, fewer comparisons are made. Then "
+        f"{ahead} is ahead of random selection beyond chance, and {behind} is behind it."
     )
 
 
@@ -122,10 +122,11 @@ def _ranks_in_words(answer: Answer) -> str:
     differences = mean_ranks - mean_ranks.loc[REFERENCE]
     is_beyond = differences.abs() > tests.loc["critical"]
     names = [str(name) for name in mean_ranks.index[is_beyond.any(axis="columns")]]
-    which = f"The ranks of {_listed(names)} differ" if names else "No rank differs"
+    which = f"the ranks of {_listed(names)} differ" if names else "no method's rank differs"
     return (
-        f"By Friedman's test, methods differ in {num} of {len(REGIMES)} regimes (p < {ALPHA:g} in "
-        f"each by itself). {which} from random selection's by more than the critical difference."
+        f"By Friedman's test, methods differ from each other in {num} of {len(REGIMES)} regimes (p < "
+        f"{ALPHA:g} in each by itself). But {which} from random selection's by more than the "
+        "critical difference."
     )
 
 
@@ -280,13 +281,14 @@ def how_much(answer: Answer) -> str:
     by_horizon = answer.intervals.loc[best, "gain"].groupby("num_rounds").mean()
     parts = [f"{points(by_horizon[num])} after {num} rounds" for num in HORIZONS]
     of_rivals = answer.overall.loc[answer.rivals]
-    highest = float((of_rivals["gain"] + of_rivals["half"]).max())
+    positive = of_rivals[of_rivals["gain"] > 0]
+    highest = float((positive["gain"] + positive["half"]).max())
     controls = [points(answer.overall.loc[name, "gain"]) for name in _controls(answer)]
     return (
         f"**By how much**: `{best}` has the highest mean gain over regimes, "
         f"{gain_in_all(answer, best)} points ({', '.join(parts)}). As the best of "
-        f"{len(answer.rivals)}, it is likely to be overrated. The intervals of the mean gains of "
-        f"all methods end at {points(highest)} points or below. Two controls, which are random "
+        f"{len(answer.rivals)}, it is likely to be overrated. The intervals of all positive mean "
+        f"gains end at {points(highest)} points or below. Two controls, which are random "
         f"selection with other random numbers, have {' and '.join(controls)}.{_rate(answer)}"
     )
 
@@ -364,7 +366,11 @@ def power(answer: Answer) -> str:
     )
     text += "correction."
     if num < num_all:
-        text += f" With all {num_all}, {answer.needed(num_all):.1f} would do if gains spread alike."
+        text += (
+            f" With all {num_all}, {answer.needed(num_all):.1f} would do, if gains vary between "
+        )
+        text += "settings as they do so far. Most of the difference comes from Student's t, whose "
+        text += "quantiles at this level are large for few settings."
     return text
 
 

@@ -124,8 +124,8 @@ def _ranks_in_words(answer: Answer) -> str:
     names = [str(name) for name in mean_ranks.index[is_beyond.any(axis="columns")]]
     which = f"the ranks of {_listed(names)} differ" if names else "no method's rank differs"
     return (
-        f"By Friedman's test, methods differ from each other in {num} of {len(REGIMES)} regimes (p < "
-        f"{ALPHA:g} in each by itself). But {which} from random selection's by more than the "
+        f"By Friedman's test, methods differ from each other in {num} of {len(REGIMES)} regimes "
+        f"(p < {ALPHA:g} in each by itself). But {which} from random selection's by more than the "
         "critical difference."
     )
 

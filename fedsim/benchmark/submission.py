@@ -130,7 +130,8 @@ class _RunsByConfig:
             config_hash = _config_hash(run.config)
             if config_hash in self._by_hash:
                 self.twins.append(run)
-            self._by_hash.setdefault(config_hash, run)
+            else:
+                self._by_hash[config_hash] = run
         self.unused = dict(self._by_hash)
 
     def take(self, plan: Plan) -> Run | None:

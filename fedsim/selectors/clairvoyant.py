@@ -1,9 +1,8 @@
-"""A ceiling for selection: the cohort whose average has the lowest loss on held-out samples.
+"""A reference for selection: the cohort whose average has the lowest loss on held-out samples.
 
 It is a yardstick, not a method. In every round all available clients train and upload. The server
 then selects the cohort of K clients whose average of models has the lowest loss on its validation
-split. The distance between random selection and this selector shows how much a method can hope to
-gain.
+split. So it shows what the best choice for the next round gives.
 
 1. If there are at most `max_cohorts` cohorts of K of the available clients, all are candidates.
 2. Otherwise the candidates are
@@ -21,8 +20,9 @@ cohort of the sequence with the lowest mean loss is selected. The mean over the 
 because the plan is made anew in each round: by the last loss alone, each round would only prepare
 for a next one.
 
-The selector is no upper bound. The best choice of each round is not the best over many rounds, and
-validation loss is not test loss. The selector assumes that the server averages models as `average`
+The selector is no upper bound. The best choice of each round is not the best over many rounds: with
+one client per round it may end far below random selection (docs/benchmark.md). Validation loss is
+not test loss, either. The selector assumes that the server averages models as `average`
 says. It ignores a server optimiser, robust aggregation, local algorithms and late clients. Clients
 whose updates are not finite are selected only if there are too few others. Losses that are not
 finite rank last. Ties are broken at random.

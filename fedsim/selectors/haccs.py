@@ -81,7 +81,7 @@ class HACCS(Selector):
     """Selects the fastest clients of each cluster, in numbers by the cluster's loss and speed."""
 
     pair_bytes = 24  # distances as pairs and as a matrix, and scikit-learn's copy
-    start_up_rounds = 1  # clients send their label counts in the first round alone
+    start_up_rounds = 1  # in most runs, all clients send their label counts in the first round
     state = ("label_counts", "label_shares", "clusters", "latencies")
 
     rho: Share  # weight of latencies against losses; 0: no latencies

@@ -122,10 +122,10 @@ def _ranks_in_words(answer: Answer) -> str:
     differences = mean_ranks - mean_ranks.loc[REFERENCE]
     is_beyond = differences.abs() > tests.loc["critical"]
     names = [str(name) for name in mean_ranks.index[is_beyond.any(axis="columns")]]
-    which = f"the ranks of {_listed(names)} differ" if names else "no method's rank differs"
+    which = f"The ranks of {_listed(names)} differ" if names else "But no method's rank differs"
     return (
         f"By Friedman's test, methods differ from each other in {num} of {len(REGIMES)} regimes "
-        f"(p < {ALPHA:g} in each by itself). But {which} from random selection's by more than the "
+        f"(p < {ALPHA:g} in each by itself). {which} from random selection's by more than the "
         "critical difference."
     )
 

@@ -10,7 +10,7 @@ from scipy import stats
 from fedsim.report.drawing import style
 from scripts.benchmarks.answer import command, inference, scores, tuning
 from scripts.benchmarks.answer.answer import Answer, best_of_classes, class_of
-from scripts.benchmarks.answer.figures import curves, forest, save
+from scripts.benchmarks.answer.figures import save
 from scripts.benchmarks.answer.tables import (
     MAKERS,
     REGIMES,
@@ -324,14 +324,14 @@ def test_classes_are_those_of_the_methods_heads(answer: Answer) -> None:
 
 def test_sentences_say_what_is_beyond_chance(answer: Answer) -> None:
     first, second, third, fourth, fifth = sentences(answer).splitlines()
-    assert "from 3 of 20 settings" in first
+    assert "(preliminary, 3 of 20 settings)" in first
     assert "1 of 2 methods (`flips`) is ahead" in first
     assert "1 of 2 methods (`top_loss`) is behind" in first
-    assert "10 to 100 clients, of which 1 to 10 are selected" in first
-    assert "`flips` has the highest mean gain over regimes, +5.0" in second
-    assert "`flips` needs 0.12 times the bytes" in third  # half of its runs 0.20, half 0.05
+    assert "`flips` has the highest mean gain over regimes: +5.0" in second
+    assert "If `flips` stops at random selection's simulated time, its mean gain is +5.0" in third
     assert "asked for label counts: `flips` (+5.0" in fourth
-    assert "smartwatch, synthetic handwriting" in fifth
+    assert "of smartwatch and synthetic handwriting" in fifth
+    assert "10 to 100 clients, of which 1 to 10 are selected" in fifth
     alike = sentences(Answer(small_frame(0.0), pd.DataFrame())).splitlines()[0]
     assert "none of 2 methods is ahead" in alike
     assert "behind" not in alike
@@ -374,7 +374,7 @@ def test_a_page_is_filled_and_figures_are_small(answer: Answer, tmp_path: Path) 
     assert "stale" not in filled
     assert command.fill(filled, answer) == filled
     with style():
-        for draw in (forest, curves):
+        for draw in command.FIGURES.values():
             path = tmp_path / f"{draw.__name__}.png"
             save(draw(answer), path)
             assert 1e4 < path.stat().st_size < 2e5

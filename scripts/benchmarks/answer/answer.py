@@ -61,9 +61,17 @@ class Answer:
     @cached_property
     def overall(self) -> pd.DataFrame:
         """Each method's mean gain over regimes with its interval, the highest gain first."""
-        rows = inference.intervals(scores.over_regimes(self.gains))
-        rows.index = rows.index.get_level_values("method")
-        return rows.sort_values("gain", ascending=False)
+        return _mean_gains(self.gains).sort_values("gain", ascending=False)
+
+    @cached_property
+    def overall_at(self) -> dict[str, pd.DataFrame]:
+        """`overall` after as many rounds as random selection, at its simulated time and at its
+        bytes."""
+        return {
+            "equal rounds": self.overall,
+            "equal time": _mean_gains(self.budgets["equal time"]),
+            "equal bytes": _mean_gains(self.budgets["equal bytes"]),
+        }
 
     @property
     def methods(self) -> list[str]:
@@ -121,16 +129,24 @@ class Answer:
     @cached_property
     def references(self) -> pd.DataFrame:
         """The gains of what is no method, as `intervals`: the schedule, and the server alone."""
-        tables = {"schedule": scores.schedule_gains(self.finals)}
+        rows = [inference.intervals(table) for table in self._reference_gains]
+        return pd.concat(rows).drop(columns="p_holm")
+
+    @cached_property
+    def overall_references(self) -> pd.DataFrame:
+        """The mean gains of `references` over regimes, as `overall`. That of the schedule is over
+        step and cosine."""
+        return pd.concat([_mean_gains(table) for table in self._reference_gains])
+
+    @cached_property
+    def _reference_gains(self) -> list[pd.DataFrame]:
+        of_schedule = scores.schedule_gains(self.finals)
+        tables = [of_schedule.rename(index={REFERENCE: "schedule"}, level="method")]
         if len(self.server):
             server = self.server.assign(method="server").set_index(scores.KEYS)["accuracy"]
             of_random = self.finals.xs(REFERENCE, level="method", drop_level=False)
-            tables["server"] = scores.gains(pd.concat([of_random, server]))
-        rows = []
-        for name, table in tables.items():
-            row = inference.intervals(table).droplevel("method").drop(columns="p_holm")
-            rows.append(pd.concat({name: row}, names=["method"]))
-        return pd.concat(rows)
+            tables.append(scores.gains(pd.concat([of_random, server])))
+        return tables
 
     @cached_property
     def budgets(self) -> dict[str, pd.DataFrame]:
@@ -190,6 +206,13 @@ class Answer:
                 row = inference.intervals(table).reset_index()
                 rows.append(row.assign(budget=budget, share=share))
         return pd.concat(rows, ignore_index=True)
+
+
+def _mean_gains(gains: pd.DataFrame) -> pd.DataFrame:
+    """Return each method's mean gain over regimes with its interval; a row for each method."""
+    rows = inference.intervals(scores.over_regimes(gains))
+    rows.index = rows.index.get_level_values("method")
+    return rows
 
 
 def class_of(method: str) -> str:

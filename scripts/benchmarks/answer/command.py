@@ -21,7 +21,7 @@ from fedsim.benchmark.reader import read_submissions
 from fedsim.report.drawing import style
 from scripts.benchmarks import leaderboard
 from scripts.benchmarks.answer.answer import Answer
-from scripts.benchmarks.answer.figures import curves, forest, save
+from scripts.benchmarks.answer.figures import by_regime, curves, overview, save
 from scripts.benchmarks.answer.tables import MAKERS
 from scripts.benchmarks.answer.tuning import read_trials
 from scripts.benchmarks.processes import ROOT
@@ -31,7 +31,11 @@ DOCS = ROOT / "docs"
 PAGE, LEADERBOARD = DOCS / "benchmark.md", DOCS / "leaderboard.md"
 RUNS = DOCS / "results" / "benchmark_v1"
 DETAILS = DOCS / "measured" / "benchmark_v1_gains.csv"
-FIGURES = {"benchmark_answer.png": forest, "benchmark_curves.png": curves}
+FIGURES = {
+    "benchmark_answer.png": overview,
+    "benchmark_regimes.png": by_regime,
+    "benchmark_curves.png": curves,
+}
 PART = re.compile(r"(<!-- answer: (\w+) -->\n).*?(<!-- end of answer -->)", re.DOTALL)
 
 

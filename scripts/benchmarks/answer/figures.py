@@ -1,4 +1,5 @@
-"""The two figures of docs/benchmark.md: gains of all methods by regime, and gains over rounds."""
+"""The figures of docs/benchmark.md: mean gains at equal cost, gains by regime, and gains over
+rounds."""
 
 import io
 from pathlib import Path
@@ -19,12 +20,76 @@ from scripts.benchmarks.answer.tables import REGIMES
 
 WIDTH, ROW, DPI = 7.2, 0.165, 170
 """Inches of a figure and of a row, and dots per inch."""
+OVERVIEW_ENDS = (-8, 6)
+"""Ends of the axis of mean gains."""
 GREY = "0.55"
 SETTLED = 0.25
 """Share from which on curves must fit their panels."""
 
 
-def forest(answer: Answer) -> Figure:
+def overview(answer: Answer) -> Figure:
+    """Draw each method's mean gain over regimes with its interval: a row for each method, a panel
+    for each budget.
+
+    Methods stand under what they ask for, in bold. The references are at the end.
+    """
+    groups = _groups(answer)
+    labels: list[str] = []
+    for title, names in groups.items():
+        labels.extend([title, *names])
+    heights = {label: -number for number, label in enumerate(labels)}
+    figure = Figure(figsize=(WIDTH, ROW * len(labels) + 0.75))
+    panels = figure.subplots(1, len(answer.overall_at), sharey=True, sharex=True)
+    for axes, (budget, rows) in zip(panels, answer.overall_at.items(), strict=True):
+        axes.set_title(f"at {budget}")
+        axes.axvline(0, color="0.4", linewidth=0.7)
+        if budget == "equal rounds":
+            rows = pd.concat([rows, answer.overall_references])
+        for name, row in rows.iterrows():
+            colour = GREY if name in CONTROLS else "black"
+            _draw_mean(axes, heights[str(name)], row, colour)
+        axes.grid(axis="y", color="0.85")
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+    first = panels[0]
+    first.set(xlim=OVERVIEW_ENDS, ylim=(-len(labels) + 0.3, 0.7))
+    first.set_xticks([-6, -3, 0, 3, 6])
+    first.set_yticks([-number for number in range(len(labels))], labels)
+    for text in first.get_yticklabels():
+        if text.get_text() in groups:
+            text.set_fontweight("bold")
+    figure.supxlabel(
+        "mean gain over random selection in percentage points, with 95 % interval",
+        fontsize="medium",
+    )
+    return figure
+
+
+def _groups(answer: Answer) -> dict[str, list[str]]:
+    """Return what methods ask for, with the methods that ask for it, the best one first."""
+    groups: dict[str, list[str]] = {}
+    for name in answer.methods:
+        if name not in (*CONTROLS, *NO_METHODS):
+            groups.setdefault(answer.classes[name], []).append(name)
+    groups["random selection again"] = [name for name in CONTROLS if name in answer.methods]
+    selectors = [name for name in NO_METHODS if name in answer.methods]
+    groups["references"] = [*selectors, *answer.overall_references.index]
+    return groups
+
+
+def _draw_mean(axes: Axes, height: float, row: pd.Series, colour: str) -> None:
+    """Draw a mean gain with its interval, or its number at the edge if it lies beyond."""
+    low, _ = OVERVIEW_ENDS
+    gain, half = row["gain"], row["half"]
+    if gain < low:
+        text = f"◂ {gain:.0f}" if np.isnan(half) else f"◂ {gain:.0f} ± {half:.0f}"
+        axes.text(low, height, text, color=colour, ha="left", va="center", fontsize=7)
+        return
+    xerr = None if np.isnan(half) else half
+    axes.errorbar(gain, height, xerr=xerr, color=colour, marker="D", markersize=2.8, elinewidth=0.9)
+
+
+def by_regime(answer: Answer) -> Figure:
     """Draw each method's gain with its interval: a row for each method, a panel for each regime.
 
     The colour says what a method asks for. The references are below the methods, in black.

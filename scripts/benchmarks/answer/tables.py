@@ -36,7 +36,8 @@ SKEWS = {
 }
 """The names of divisions of the data on the page."""
 DRAWS = {draw.name: draw for draw in draw_settings()}
-SCHEDULE_ROW, SERVER_ROW = "*the schedule*", "*the server alone*"
+REFERENCES = {"schedule": "*the schedule*", "server": "*the server alone*"}
+"""The cells of references that are no selectors."""
 
 
 def points(value: float) -> str:
@@ -56,9 +57,10 @@ def gain(row: pd.Series) -> str:
     return f"**{text}**" if row.get("p_holm", 1) < ALPHA else text
 
 
-def gain_in_all(answer: Answer, method: str) -> str:
-    """Return a method's mean gain over regimes with half its interval. It is not tested."""
-    return gain(answer.overall.loc[method].drop("p_holm"))
+def mean_gain(rows: pd.DataFrame, method: str) -> str:
+    """Return a method's mean gain over regimes with half its interval, "" without one. Mean gains
+    are not tested."""
+    return gain(rows.loc[method].drop("p_holm")) if method in rows.index else ""
 
 
 def name_of(answer: Answer, method: str) -> str:
@@ -72,33 +74,43 @@ def name_of(answer: Answer, method: str) -> str:
 # --- tables ---
 
 
+def means_table(answer: Answer) -> str:
+    """Show each method's mean gain over regimes at equal rounds, time and bytes, the highest gain
+    first, then the references."""
+    rows = []
+    for method in answer.methods:
+        cells = [mean_gain(means, method) for means in answer.overall_at.values()]
+        rows.append([name_of(answer, method), answer.classes[method], *cells])
+    for method, name in REFERENCES.items():
+        if method in answer.overall_references.index:
+            rows.append([name, "", mean_gain(answer.overall_references, method), "", ""])
+    return markdown(["method", "asks for", *answer.overall_at], rows)
+
+
 def gains_table(answer: Answer) -> str:
     """Show each method's gain in each regime, the highest mean gain first, then the references."""
     rows = []
     for method in answer.methods:
-        cells = [gain_in_all(answer, method), *_by_regime(answer.intervals, method, gain)]
-        rows.append([name_of(answer, method), answer.classes[method], *cells])
-    names = {"schedule": SCHEDULE_ROW, "server": SERVER_ROW}
-    for key, name in names.items():
-        if key in answer.references.index.unique("method"):
-            rows.append([name, "", "", *_by_regime(answer.references, key, gain)])
-    table = markdown(["method", "asks for", "mean", *HEADER], rows)
-    return f"{table}\n\n{_classes_in_words(answer)}"
+        rows.append([name_of(answer, method), *_by_regime(answer.intervals, method)])
+    for method, name in REFERENCES.items():
+        if method in answer.references.index.unique("method"):
+            rows.append([name, *_by_regime(answer.references, method)])
+    return f"{markdown(['method', *HEADER], rows)}\n\n{_classes_in_words(answer)}"
 
 
 def _classes_in_words(answer: Answer) -> str:
     """Say which methods are beyond chance if those that ask for the same are compared alone."""
-    ahead = _listed(answer.beyond_chance(1, "p_class")) or "no method"
-    behind = _listed(answer.beyond_chance(-1, "p_class")) or "no method"
+    ahead = _methods(answer.beyond_chance(1, "p_class"), len(answer.rivals))
+    behind = _methods(answer.beyond_chance(-1, "p_class"), len(answer.rivals))
     return (
         "If only methods that ask for the same are compared, fewer comparisons are made. Then "
-        f"{ahead} is ahead of random selection beyond chance, and {behind} is behind it."
+        f"{ahead} ahead of random selection beyond chance, and {behind} behind it."
     )
 
 
-def _by_regime(rows: pd.DataFrame, method: str, cell: Callable[[pd.Series], str]) -> list[str]:
+def _by_regime(rows: pd.DataFrame, method: str) -> list[str]:
     keys = [(method, *regime) for regime in REGIMES]
-    return [cell(rows.loc[key]) if key in rows.index else "" for key in keys]
+    return [gain(rows.loc[key]) if key in rows.index else "" for key in keys]
 
 
 def ranks_table(answer: Answer) -> str:
@@ -148,8 +160,9 @@ def prices_table(answer: Answer) -> str:
 
 
 def changes_table(answer: Answer) -> str:
-    """Show what changes the mean gain over all regimes."""
+    """Show what changes the mean gain over all regimes, besides equal cost (`means_table`)."""
     changes = answer.changes.loc[[name for name in answer.methods if name in answer.changes.index]]
+    changes = changes.drop(columns=["equal bytes", "equal time"])
     rows = []
     for method, row in changes.iterrows():
         without_one = ""
@@ -237,30 +250,18 @@ def sentences(answer: Answer) -> str:
 
 
 def whether(answer: Answer) -> str:
-    """Say how many methods gain beyond chance, and in which settings."""
+    """Say how many methods gain or lose beyond chance."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
     better, worse = answer.beyond_chance(1), answer.beyond_chance(-1)
-    text = f"**Preliminary, from {num} of {num_all} settings:**" if num < num_all else "**Answer:**"
-    text += " when each method has its own learning rates, "
+    verdict = "It pays in some regimes" if better else "No gain can be told from chance"
+    text = f"**Does selection pay? {verdict}"
+    text += f" (preliminary, {num} of {num_all} settings)**. " if num < num_all else "**. "
+    text += "With a learning rate of its own for each method, "
     text += f"{_methods(better, len(answer.rivals))} ahead of random selection beyond chance "
     text += "in at least one of six regimes" if better else "in any of six regimes"
     if worse:
         text += f", and {_methods(worse, len(answer.rivals))} behind it"
-    draws = [DRAWS[name] for name in answer.settings]
-    clients = _range([draw.num_clients for draw in draws])
-    cohorts = _range([draw.cohort_size for draw in draws])
-    others = [
-        name for name in answer.methods if name not in (*answer.rivals, *CONTROLS, *NO_METHODS)
-    ]
-    if others:
-        text += f" ({_listed(others)} have run in fewer settings)"
-    return (
-        f"{text}. The settings have {clients} clients, of which {cohorts} are selected in a round."
-    )
-
-
-def _range(numbers: Sequence[int]) -> str:
-    return f"{min(numbers)} to {max(numbers)}"
+    return f"{text}."
 
 
 def _methods(names: Sequence[str], num_all: int) -> str:
@@ -285,11 +286,11 @@ def how_much(answer: Answer) -> str:
     highest = float((positive["gain"] + positive["half"]).max())
     controls = [points(answer.overall.loc[name, "gain"]) for name in _controls(answer)]
     return (
-        f"**By how much**: `{best}` has the highest mean gain over regimes, "
-        f"{gain_in_all(answer, best)} points ({', '.join(parts)}). As the best of "
-        f"{len(answer.rivals)}, it is likely to be overrated. The intervals of all positive mean "
-        f"gains end at {points(highest)} points or below. Two controls, which are random "
-        f"selection with other random numbers, have {' and '.join(controls)}.{_rate(answer)}"
+        f"**By how much, and when?** `{best}` has the highest mean gain over regimes: "
+        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}). The best of "
+        f"{len(answer.rivals)} is likely to be overrated. No positive mean gain has an interval "
+        f"that ends above {points(highest)}. Two controls, which are random selection again, have "
+        f"{' and '.join(controls)}.{_rate(answer)}"
     )
 
 
@@ -309,27 +310,19 @@ def _rate(answer: Answer) -> str:
 
 
 def at_what_price(answer: Answer) -> str:
-    """Say what the best method spends, and its gain at equal cost."""
+    """Say what the best method gains at equal cost, and what it spends."""
     best = answer.rivals[0]
-    medians = {}
-    for cost, prices in answer.prices.items():
-        medians[cost] = float(prices.xs(best, level="method").median())
-    row = answer.changes.loc[best]
-    if np.isinf(max(medians.values())):
-        needed = (
-            f"at least half of the runs of `{best}` do not reach random selection's final accuracy"
-        )
-    else:
-        needed = (
-            f"to reach random selection's final accuracy, `{best}` needs {medians['bytes']:.2f} "
-            f"times the bytes and {medians['seconds']:.2f} times the simulated time of random "
-            "selection's whole run (medians over runs)"
-        )
-    return (
-        f"**At what price**: {needed}. If it stops when it has spent random selection's bytes, its "
-        f"mean gain is {points(row['equal bytes'])} points, and with random selection's simulated "
-        f"time {points(row['equal time'])}."
+    means = answer.overall_at
+    text = (
+        f"**At what price?** If `{best}` stops at random selection's simulated time, its mean gain "
+        f"is {mean_gain(means['equal time'], best)} points, and at random selection's bytes "
+        f"{mean_gain(means['equal bytes'], best)}. "
     )
+    best_at = {}
+    for budget in ("equal time", "equal bytes"):
+        name = means[budget].loc[answer.rivals, "gain"].idxmax()
+        best_at[budget] = f"{mean_gain(means[budget], name)} at {budget} (`{name}`)"
+    return f"{text}The highest mean gains are {' and '.join(best_at.values())}."
 
 
 def for_whom(answer: Answer) -> str:
@@ -338,23 +331,31 @@ def for_whom(answer: Answer) -> str:
     for kind, method in best_of_classes(answer).items():
         asked, _, at_server = kind.partition(AT_SERVER)
         server = f" and the server has {at_server}" if at_server else ""
-        parts.append(f"{asked}{server}: `{method}` ({gain_in_all(answer, method)})")
+        parts.append(f"{asked}{server}: `{method}` ({mean_gain(answer.overall, method)})")
     return (
-        "**For whom**: methods ask clients for different things. The highest mean gains are, if "
-        f"clients are asked for {'; for '.join(parts)}."
+        "**Which method, for whom?** Methods ask clients for different things. The highest mean "
+        f"gains are, if clients are asked for {'; for '.join(parts)}."
     )
 
 
 def not_shown(answer: Answer) -> str:
     """Name the population that has run, and what the benchmark does not show."""
-    data = dict.fromkeys(DATA[FIRST_BLOCK[name]] for name in answer.settings)
+    data = list(dict.fromkeys(DATA[FIRST_BLOCK[name]] for name in answer.settings))
+    draws = [DRAWS[name] for name in answer.settings]
+    clients = _range([draw.num_clients for draw in draws])
+    cohorts = _range([draw.cohort_size for draw in draws])
     needed = answer.needed(len(answer.settings))
     return (
-        f"**Not shown**: the settings are of {', '.join(data)}, with small models. The answer says "
-        "nothing about the settings below that have not run, larger models, real devices, fairness "
-        "between clients or privacy. It does not exclude smaller gains: in a single regime, a gain "
-        f"had to be some {needed:.1f} points to be told from chance."
+        f"**What is not shown?** Smaller gains are not excluded: in a single regime, a gain had to "
+        f"be some {needed:.1f} points to be told from chance. The settings that have run are of "
+        f"{', '.join(data[:-1])} and {data[-1]}, with small models and {clients} clients, of which "
+        f"{cohorts} are selected in a round. The answer says nothing about larger models, real "
+        "devices, fairness between clients or privacy."
     )
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}"
 
 
 def power(answer: Answer) -> str:
@@ -379,6 +380,7 @@ MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "settings": settings_table,
     "power": power,
     "not_run": not_run,
+    "means": means_table,
     "gains": gains_table,
     "ranks": ranks_table,
     "prices": prices_table,

@@ -201,7 +201,25 @@ def test_p_values_are_not_too_low_near_holms_levels() -> None:
 
 
 def test_one_setting_has_no_interval() -> None:
-    assert np.isnan(inference.crossed_mean(np.array([[1.0, 3, 2]]))["half"])
+    values = np.array([[1.0, 3, 2]])
+    assert np.isnan(inference.crossed_mean(values)["half"])
+    assert all(np.isnan(list(inference.nested_mean(values).values())))
+
+
+def test_with_independent_seeds_the_interval_is_students_over_the_means_of_settings() -> None:
+    means = np.mean(SIX_SETTINGS, axis=1)
+    row = inference.nested_mean(np.array(SIX_SETTINGS))
+    interval = stats.ttest_1samp(means, 0).confidence_interval()
+    assert row["half_nested"] == pytest.approx((interval.high - interval.low) / 2)
+    assert row["error_nested"] == pytest.approx(stats.sem(means))
+    assert row["p_nested"] == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
+
+
+def test_the_test_of_seeds_is_that_of_repeated_measures() -> None:
+    """For two seeds, the F test is the paired t test of one seed against the other."""
+    values = np.array(SIX_SETTINGS)[:, :2]
+    expected = stats.ttest_rel(values[:, 0], values[:, 1]).pvalue
+    assert inference.p_of_seeds(values) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("sds", [(1, 0.5, 1), (1, 0, 1), (0, 0, 1)])
@@ -254,13 +272,15 @@ def test_what_changes_a_gain_by_hand() -> None:
 
 
 def test_the_gain_that_is_just_beyond_chance() -> None:
-    """Two gains with an error of 1 over five settings. Over 20, the error is a half."""
+    """Two gains over five settings with an error of 1, and of 0.8 with independent seeds. Over 20
+    settings, that is 0.4."""
     answer = Answer(pd.DataFrame(), pd.DataFrame())
-    row = {"settings": 5, "error": 1.0, "df": 4, "half": 2.8, "p_holm": 0.5}
+    row = {"settings": 5, "error": 1.0, "df": 4, "half": 2.8, "p_holm": 0.5, "error_nested": 0.8}
     vars(answer)["intervals"] = pd.DataFrame([row, row])
     probability = 1 - 0.05 / 2 / 2
-    assert answer.needed(5) == pytest.approx(stats.t.ppf(probability, 4))
-    assert answer.needed(20) == pytest.approx(0.5 * stats.t.ppf(probability, 19))
+    assert answer.needed() == pytest.approx(stats.t.ppf(probability, 4))
+    assert answer.needed_if_nested(5) == pytest.approx(0.8 * stats.t.ppf(probability, 4))
+    assert answer.needed_if_nested(20) == pytest.approx(0.4 * stats.t.ppf(probability, 19))
 
 
 def test_ranks_are_over_sampled_settings_and_without_the_ceiling(answer: Answer) -> None:
@@ -316,7 +336,8 @@ def test_a_summary_of_trials_by_hand() -> None:
 
 def test_classes_are_those_of_the_methods_heads(answer: Answer) -> None:
     assert class_of("random_control_2") == "nothing"
-    assert class_of("haccs") == "label counts"
+    assert class_of("flips") == "label counts"
+    assert class_of("haccs") == "label counts, losses, speeds"
     assert class_of("gpfl") == "nothing; server: labelled samples"
     assert class_of("mine") == "unknown"
     assert best_of_classes(answer) == {"label counts": "flips", "losses": "top_loss"}
@@ -329,7 +350,7 @@ def test_sentences_say_what_is_beyond_chance(answer: Answer) -> None:
     assert "1 of 2 methods (`top_loss`) is behind" in first
     assert "`flips` has the highest mean gain over regimes: +5.0" in second
     assert "If `flips` stops at random selection's simulated time, its mean gain is +5.0" in third
-    assert "asked for label counts: `flips` (+5.0" in fourth
+    assert "`flips` +5.0" in fourth
     assert "of smartwatch and synthetic handwriting" in fifth
     assert "10 to 100 clients, of which 1 to 10 are selected" in fifth
     alike = sentences(Answer(small_frame(0.0), pd.DataFrame())).splitlines()[0]
@@ -345,7 +366,7 @@ def test_the_price_of_a_method_that_leads_from_the_start(answer: Answer) -> None
 
 def test_settings_are_described_with_random_selections_accuracy(answer: Answer) -> None:
     rows = settings_table(answer).splitlines()
-    assert rows[2].startswith("| v1_watch_10 | natural clients | 10 | 1 | 50.")
+    assert rows[2].startswith("| v1_watch_10 | MLP | natural clients | 10 | 1 | 50.")
     assert len(rows) == 2 + len(SETTINGS)
 
 

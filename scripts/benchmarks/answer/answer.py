@@ -108,18 +108,31 @@ class Answer:
         names = set(rows.index[is_beyond].get_level_values("method"))
         return [name for name in self.rivals if name in names]
 
-    def needed(self, num_settings: int) -> float:
-        """Return the gain that lies just beyond chance if all methods run in so many settings.
+    def needed(self) -> float:
+        """Return the gain that lies just beyond chance: the median over methods and regimes, with
+        Holm's first factor."""
+        rows = self.intervals.dropna(subset=["half", "p_holm"])
+        quantiles = rows["df"].map(lambda df: t_quantile(1 - ALPHA / 2 / len(rows), df))
+        return float((rows["error"] * quantiles).median())
 
-        It is the median over methods and regimes, with Holm's first factor. For more settings than
-        have run, it supposes that gains spread as they do so far: the squared error of a mean falls
-        with the number of settings, and the degrees of freedom rise with it.
+    def needed_if_nested(self, num_settings: int) -> float:
+        """Return `needed` if seeds are independent between settings, and all methods run in so many
+        settings.
+
+        For more settings than have run, it supposes that gains spread as they do so far: the
+        squared error of a mean falls with the number of settings.
         """
         rows = self.intervals.dropna(subset=["half", "p_holm"])
-        errors = rows["error"] * (rows["settings"] / num_settings) ** 0.5
-        dfs = rows["df"] * (num_settings - 1) / (rows["settings"] - 1)
-        quantiles = dfs.map(lambda df: t_quantile(1 - ALPHA / 2 / len(rows), df))
-        return float((errors * quantiles).median())
+        errors = rows["error_nested"] * (rows["settings"] / num_settings) ** 0.5
+        return float(errors.median()) * t_quantile(1 - ALPHA / 2 / len(rows), num_settings - 1)
+
+    @cached_property
+    def p_of_seeds(self) -> pd.Series:
+        """For each regime, the p-value of the hypothesis that seeds have no effect on random
+        selection's accuracy that is common to all settings."""
+        table = self.finals.xs(REFERENCE, level="method").unstack("seed").dropna()
+        regimes = table.groupby(scores.REGIME)
+        return regimes.apply(lambda rows: inference.p_of_seeds(rows.to_numpy()))
 
     @cached_property
     def ranks(self) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -225,8 +238,9 @@ def class_of(method: str) -> str:
     fields = choices[name].fields
     if method in NO_METHODS:
         return "everybody trains"
-    kinds = [kind for kind, pattern in ASKED.items() if re.search(pattern, fields["asks"])]
-    kind = next(iter(kinds), "unknown")
+    asks = fields["asks"].replace("accuracy", "loss")  # clients pass their data forward for both
+    kinds = [kind for kind, pattern in ASKED.items() if re.search(pattern, asks)]
+    kind = ", ".join(kinds) or "unknown"
     return kind if fields["server"] == "nothing" else f"{kind}{AT_SERVER}{fields['server']}"
 
 

@@ -2,17 +2,17 @@
 rounds."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from PIL import Image
 
 from fedsim.benchmark.rules import CONTROLS
-from fedsim.report.looks import CLASS_COLOURS, Look, make_looks
+from fedsim.report.looks import Look, make_looks
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer.answer import BUDGETS, Answer
 from scripts.benchmarks.answer.scores import NO_METHODS
@@ -20,53 +20,74 @@ from scripts.benchmarks.answer.tables import REGIMES
 
 WIDTH, ROW, DPI = 7.2, 0.165, 170
 """Inches of a figure and of a row, and dots per inch."""
-OVERVIEW_ENDS = (-8, 6)
-"""Ends of the axis of mean gains."""
 GREY = "0.55"
 SETTLED = 0.25
 """Share from which on curves must fit their panels."""
+Ends = tuple[float, float]
+"""The lowest and the highest gain of an axis."""
 
 
 def overview(answer: Answer) -> Figure:
-    """Draw each method's mean gain over regimes with its interval: a row for each method, a panel
-    for each budget.
+    """Draw each method's mean gain over regimes with its interval: a panel for each budget."""
+    panels = {}
+    for budget, rows in answer.overall_at.items():
+        panels[f"at {budget}"] = rows.drop(columns="p_holm")  # mean gains are not tested
+    first = f"at {next(iter(answer.overall_at))}"
+    panels[first] = pd.concat([panels[first], answer.overall_references])
+    label = "mean gain over random selection in percentage points, with 95 % interval"
+    return _forest(answer, panels, label, (-8, 6))
 
-    Methods stand under what they ask for, in bold. The references are at the end.
+
+def by_regime(answer: Answer) -> Figure:
+    """Draw each method's gain with its interval: a panel for each regime.
+
+    The mark is filled if the gain is beyond chance.
+    """
+    all_rows = pd.concat([answer.intervals, answer.references])
+    panels = {}
+    for schedule, num_rounds in REGIMES:
+        rows = all_rows.xs((schedule, num_rounds), level=("schedule", "num_rounds"))
+        panels[f"{schedule}\n{num_rounds} rounds"] = rows
+    label = "gain over random selection in percentage points, with 95 % interval"
+    return _forest(answer, panels, label, (-6, 6))
+
+
+def _forest(answer: Answer, panels: Mapping[str, pd.DataFrame], label: str, ends: Ends) -> Figure:
+    """Draw gains with their intervals: a row for each method, a panel for each table of gains.
+
+    Methods stand under what they ask for, in bold. The references are at the end. `panels` has the
+    rows of methods by the title of the panel, and `label` is that of the axis.
     """
     groups = _groups(answer)
     labels: list[str] = []
     for title, names in groups.items():
         labels.extend([title, *names])
-    heights = {label: -number for number, label in enumerate(labels)}
-    figure = Figure(figsize=(WIDTH, ROW * len(labels) + 0.75))
-    panels = figure.subplots(1, len(answer.overall_at), sharey=True, sharex=True)
-    for axes, (budget, rows) in zip(panels, answer.overall_at.items(), strict=True):
-        axes.set_title(f"at {budget}")
+    heights = {name: -number for number, name in enumerate(labels)}
+    figure = Figure(figsize=(WIDTH, ROW * len(labels) + 0.9))
+    all_axes = figure.subplots(1, len(panels), sharey=True, sharex=True)
+    for axes, (title, rows) in zip(all_axes, panels.items(), strict=True):
+        axes.set_title(title)
         axes.axvline(0, color="0.4", linewidth=0.7)
-        if budget == "equal rounds":
-            rows = pd.concat([rows, answer.overall_references])
         for name, row in rows.iterrows():
             colour = GREY if name in CONTROLS else "black"
-            _draw_mean(axes, heights[str(name)], row, colour)
+            _draw_gain(axes, heights[str(name)], row, colour, ends)
         axes.grid(axis="y", color="0.85")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-    first = panels[0]
-    first.set(xlim=OVERVIEW_ENDS, ylim=(-len(labels) + 0.3, 0.7))
-    first.set_xticks([-6, -3, 0, 3, 6])
+    first = all_axes[0]
+    first.set(xlim=ends, ylim=(-len(labels) + 0.3, 0.7))
+    first.set_xticks([-3, 0, 3], ["-3", "0", "+3"])
     first.set_yticks([-number for number in range(len(labels))], labels)
     for text in first.get_yticklabels():
         if text.get_text() in groups:
             text.set_fontweight("bold")
-    figure.supxlabel(
-        "mean gain over random selection in percentage points, with 95 % interval",
-        fontsize="medium",
-    )
+    figure.supxlabel(label, fontsize="medium")
     return figure
 
 
 def _groups(answer: Answer) -> dict[str, list[str]]:
-    """Return what methods ask for, with the methods that ask for it, the best one first."""
+    """Return what methods ask for, with the methods that ask for it, the best one first. Controls
+    and references follow."""
     groups: dict[str, list[str]] = {}
     for name in answer.methods:
         if name not in (*CONTROLS, *NO_METHODS):
@@ -77,88 +98,20 @@ def _groups(answer: Answer) -> dict[str, list[str]]:
     return groups
 
 
-def _draw_mean(axes: Axes, height: float, row: pd.Series, colour: str) -> None:
-    """Draw a mean gain with its interval, or its number at the edge if it lies beyond."""
-    low, _ = OVERVIEW_ENDS
-    gain, half = row["gain"], row["half"]
-    if gain < low:
-        text = f"◂ {gain:.0f}" if np.isnan(half) else f"◂ {gain:.0f} ± {half:.0f}"
-        axes.text(low, height, text, color=colour, ha="left", va="center", fontsize=7)
-        return
-    xerr = None if np.isnan(half) else half
-    axes.errorbar(gain, height, xerr=xerr, color=colour, marker="D", markersize=2.8, elinewidth=0.9)
-
-
-def by_regime(answer: Answer) -> Figure:
-    """Draw each method's gain with its interval: a row for each method, a panel for each regime.
-
-    The colour says what a method asks for. The references are below the methods, in black.
-    """
-    order = [name for name in answer.methods if name not in NO_METHODS]
-    classes = {name: answer.classes[name] for name in order}
-    intervals, references = answer.intervals, answer.references
-    selectors = [name for name in answer.methods if name in NO_METHODS]
-    names = [*order, *selectors, *references.index.unique("method")]
-    kinds = list(dict.fromkeys(classes.values()))
-    colours = dict(zip(kinds, CLASS_COLOURS, strict=False))
-    gap = 1.0  # between methods and references
-    heights = {}
-    for number, name in enumerate(names):
-        heights[name] = -(number + gap * (number >= len(order)))
-    limit = _limit(pd.concat([intervals, references]))
-    figure = Figure(figsize=(WIDTH, ROW * len(names) + 1.35))
-    panels = figure.subplots(1, len(REGIMES), sharey=True, sharex=True)
-    for axes, regime in zip(panels, REGIMES, strict=True):
-        schedule, num_rounds = regime
-        axes.set_title(f"{schedule}\n{num_rounds} rounds")
-        axes.axvline(0, color="0.4", linewidth=0.7)
-        axes.axhline(heights[names[len(order)]] + 1, color="0.8", linewidth=0.6)
-        for name, height in heights.items():
-            source = references if name in references.index else intervals
-            if (name, *regime) in source.index:
-                row = source.loc[(name, *regime)]
-                colour = colours[classes[name]] if name in classes else "black"
-                colour = GREY if name in CONTROLS else colour
-                _draw_gain(axes, height, row, colour, limit)
-        axes.grid(axis="y", color="0.85")
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-    first = panels[0]
-    first.set(xlim=(-limit, limit), ylim=(min(heights.values()) - 0.7, 0.7))
-    first.set_xticks([-limit / 2, 0, limit / 2], [f"{-limit / 2:+g}", "0", f"{limit / 2:+g}"])
-    first.set_yticks(list(heights.values()), list(heights))
-    figure.supxlabel(
-        "gain over random selection in percentage points, with 95 % interval", fontsize="medium"
-    )
-    handles = [Line2D([], [], marker="o", color=colours[kind], label=kind) for kind in kinds]
-    for label, face in (("not beyond chance", "white"), ("beyond chance", "black")):
-        handle = Line2D([], [], marker="o", linestyle="", color="black", label=label)
-        handle.set_markerfacecolor(face)
-        handles.append(handle)
-    figure.legend(handles=handles, loc="outside upper center", ncols=3)
-    return figure
-
-
-def _limit(rows: pd.DataFrame) -> float:
-    """Return the end of the axis: even, and beyond all gains above 0 up to 6 points."""
-    highest = (rows["gain"] + rows["half"].fillna(0).clip(upper=rows["gain"].abs() + 1)).max()
-    return float(np.clip(2 * np.ceil(highest / 2), 2, 6))
-
-
-def _draw_gain(axes: Axes, height: float, row: pd.Series, colour: str, limit: float) -> None:
+def _draw_gain(axes: Axes, height: float, row: pd.Series, colour: str, ends: Ends) -> None:
     """Draw a gain with its interval, or its number at the edge if it lies beyond."""
-    gain = row["gain"]
-    if abs(gain) > 0.95 * limit:  # a marker closer to the edge would be cut
-        side = np.sign(gain)
-        align = "left" if side < 0 else "right"
-        text = f"◂{gain:.0f}" if side < 0 else f"{gain:+.0f}▸"
-        axes.text(side * limit, height, text, color=colour, ha=align, va="center", fontsize=7)
+    low, high = ends
+    gain, half = row["gain"], row["half"]
+    if not 0.95 * low < gain < 0.95 * high:  # a marker closer to the edge would be cut
+        edge, align = (low, "left") if gain < 0 else (high, "right")
+        text = f"◂ {gain:.0f}" if gain < 0 else f"{gain:+.0f} ▸"
+        axes.text(edge, height, text, color=colour, ha=align, va="center", fontsize=7)
         return
     is_beyond = row.get("p_holm", np.nan) < ALPHA
     axes.errorbar(
         gain,
         height,
-        xerr=None if np.isnan(row["half"]) else row["half"],
+        xerr=None if np.isnan(half) else half,
         color=colour,
         marker="o",
         markersize=3.6,

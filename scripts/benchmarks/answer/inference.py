@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
+from scipy import special
 
 from fedsim.core.arrays import Floats
 from fedsim.results.ranking import mean_ranks, rank_tests
@@ -47,14 +48,7 @@ def crossed_mean(values: Floats) -> dict[str, float]:
     mean = float(values.mean())
     variance = df = math.nan
     if num_settings > 1 and num_seeds > 1:
-        of_settings = values.mean(1, keepdims=True) - mean
-        of_seeds = values.mean(0, keepdims=True) - mean
-        rest = values - mean - of_settings - of_seeds
-        scaled_variance, df = _scaled_variance(
-            Squares(num_seeds * float((of_settings**2).sum()), num_settings - 1),
-            Squares(num_settings * float((of_seeds**2).sum()), num_seeds - 1),
-            Squares(float((rest**2).sum()), (num_settings - 1) * (num_seeds - 1)),
-        )
+        scaled_variance, df = _scaled_variance(*_all_squares(values))
         variance = scaled_variance / values.size
     error = math.sqrt(variance)
     return {
@@ -65,6 +59,44 @@ def crossed_mean(values: Floats) -> dict[str, float]:
         "df": df,
         "p": 2 * t_tail(abs(mean), error, df),
     }
+
+
+def nested_mean(values: Floats) -> dict[str, float]:
+    """Return the interval and the p-value of `crossed_mean` if seeds are independent between
+    settings.
+
+    Then the means of settings are independent values, and the interval is Student's over them.
+    With one setting, both are nan.
+    """
+    means = values.mean(1)
+    df = len(means) - 1
+    error = float(means.std(ddof=1)) / math.sqrt(len(means)) if df else math.nan
+    return {
+        "half_nested": t_quantile((1 + LEVEL) / 2, df or math.nan) * error,
+        "error_nested": error,
+        "p_nested": 2 * t_tail(abs(float(means.mean())), error, df or math.nan),
+    }
+
+
+def p_of_seeds(values: Floats) -> float:
+    """Return the p-value of the hypothesis that seeds have no effect on `values` [S, R] that is
+    common to all settings (an F test of a two-way analysis of variance)."""
+    _, seeds, rest = _all_squares(values)
+    return float(special.fdtrc(seeds.df, rest.df, seeds.mean / rest.mean))
+
+
+def _all_squares(values: Floats) -> tuple[Squares, Squares, Squares]:
+    """Return the squares of settings, of seeds, and of the rest."""
+    num_settings, num_seeds = values.shape
+    mean = values.mean()
+    of_settings = values.mean(1, keepdims=True) - mean
+    of_seeds = values.mean(0, keepdims=True) - mean
+    rest = values - mean - of_settings - of_seeds
+    return (
+        Squares(num_seeds * float((of_settings**2).sum()), num_settings - 1),
+        Squares(num_settings * float((of_seeds**2).sum()), num_seeds - 1),
+        Squares(float((rest**2).sum()), (num_settings - 1) * (num_seeds - 1)),
+    )
 
 
 def _scaled_variance(settings: Squares, seeds: Squares, rest: Squares) -> tuple[float, float]:
@@ -90,22 +122,25 @@ def _scaled_variance(settings: Squares, seeds: Squares, rest: Squares) -> tuple[
 
 
 def intervals(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean gain of each group with its interval and p-value; a row for each.
+    """Return the mean gain of each group with its interval and p-value (`crossed_mean` and
+    `nested_mean`); a row for each.
 
     `table` has rows by (method, ..., setting). Rows that differ only in the setting are a group. A
-    setting counts if it has all seeds. `p_holm` is corrected over all groups except those of
-    `NO_METHODS`.
+    setting counts if it has all seeds. `p_holm` and `p_nested` are corrected over all groups except
+    those of `NO_METHODS`.
     """
     groups = [name for name in table.index.names if name != "setting"]
     rows = {}
     for key, of_group in table.groupby(groups):
         complete = of_group.dropna().to_numpy()
         if len(complete):
-            rows[key] = crossed_mean(complete)
+            rows[key] = crossed_mean(complete) | nested_mean(complete)
     result = pd.DataFrame.from_dict(rows, orient="index")
     result.index = pd.MultiIndex.from_tuples(result.index, names=groups)
     is_tested = ~result.index.get_level_values("method").isin(NO_METHODS)
+    p_nested = result.pop("p_nested")
     result.loc[is_tested, "p_holm"] = holm(result.loc[is_tested, "p"].tolist())
+    result.loc[is_tested, "p_nested"] = holm(p_nested[is_tested].tolist())
     return result
 
 

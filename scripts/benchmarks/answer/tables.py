@@ -35,6 +35,8 @@ SKEWS = {
     "dirichlet_client": "Dirichlet by client",
 }
 """The names of divisions of the data on the page."""
+MODELS = {"cifar": "linear layer", "lenet": "LeNet"}
+"""The model of each kind of data; the others have an MLP."""
 DRAWS = {draw.name: draw for draw in draw_settings()}
 REFERENCES = {"schedule": "*the schedule*", "server": "*the server alone*"}
 """The cells of references that are no selectors."""
@@ -100,11 +102,22 @@ def gains_table(answer: Answer) -> str:
 
 def _classes_in_words(answer: Answer) -> str:
     """Say which methods are beyond chance if those that ask for the same are compared alone."""
-    ahead = _methods(answer.beyond_chance(1, "p_class"), len(answer.rivals))
-    behind = _methods(answer.beyond_chance(-1, "p_class"), len(answer.rivals))
     return (
-        "If only methods that ask for the same are compared, fewer comparisons are made. Then "
-        f"{ahead} ahead of random selection beyond chance, and {behind} behind it."
+        "The correction is over all methods. If it is only over methods that ask for the same, "
+        f"{_ahead_and_behind(answer, 'p_class')}."
+    )
+
+
+def _ahead_and_behind(answer: Answer, p: str) -> str:
+    """Say how many methods are ahead of random selection beyond chance, and how many behind it, by
+    the p-values in the column `p`."""
+    better, worse = answer.beyond_chance(1, p), answer.beyond_chance(-1, p)
+    num_all = len(answer.rivals)
+    if not better and not worse:
+        return f"{_methods([], num_all)} ahead of random selection or behind it beyond chance"
+    return (
+        f"{_methods(better, num_all)} ahead of random selection beyond chance, and "
+        f"{_methods(worse, num_all)} behind it"
     )
 
 
@@ -128,18 +141,27 @@ def ranks_table(answer: Answer) -> str:
 
 
 def _ranks_in_words(answer: Answer) -> str:
-    """Say in how many regimes methods differ, and which differ from random selection."""
+    """Say in how many regimes methods differ, and which differ from random selection and from the
+    best method."""
     mean_ranks, tests = answer.ranks
     num = int((tests.loc["friedman"] < ALPHA).sum())
-    differences = mean_ranks - mean_ranks.loc[REFERENCE]
-    is_beyond = differences.abs() > tests.loc["critical"]
-    names = [str(name) for name in mean_ranks.index[is_beyond.any(axis="columns")]]
-    which = f"The ranks of {_listed(names)} differ" if names else "But no method's rank differs"
-    return (
+    from_random = (mean_ranks - mean_ranks.loc[REFERENCE]).abs() > tests.loc["critical"]
+    from_best = mean_ranks - mean_ranks.min() > tests.loc["critical"]
+    names = _listed(_true_rows(from_random)) or "No method"
+    verb = "have" if len(_true_rows(from_random)) > 1 else "has"
+    text = (
         f"By Friedman's test, methods differ from each other in {num} of {len(REGIMES)} regimes "
-        f"(p < {ALPHA:g} in each by itself). {which} from random selection's by more than the "
-        "critical difference."
+        f"(p < {ALPHA:g} in each by itself). {names} {verb} a rank that differs from random "
+        "selection's by more than the critical difference."
     )
+    if worst := _true_rows(from_best):
+        text += f" Worse than the best method by more than that, in some regime: {_listed(worst)}."
+    return text
+
+
+def _true_rows(table: pd.DataFrame) -> list[str]:
+    """Return the names of the rows that have a True."""
+    return [str(name) for name in table.index[table.any(axis="columns")]]
 
 
 def prices_table(answer: Answer) -> str:
@@ -185,24 +207,22 @@ def tuning_table(answer: Answer) -> str:
         shares = [f"{100 * row[name]:.0f} %" for name in ("same", "edge", "lower", "own")]
         costs = [f"{row[name]:.2f}" for name in ("too_low", "too_high")]
         rows.append([method, *costs, *shares])
-    costs = ["cost of the next lower rate", "of the next higher rate"]
-    shares = ["random's rate", "at the edge", f"lower at {HORIZONS[1]}", "own values"]
+    costs = ["rate one step too low", "rate one step too high"]
+    shares = ["same as random", "at the edge", f"lower at {HORIZONS[1]}", "other values"]
     return markdown(["method", *costs, *shares], rows)
 
 
 def settings_table(answer: Answer) -> str:
-    """Show each setting that has run, random selection's final accuracy there, and the mean gains
-    of the controls."""
+    """Show each setting that has run, and random selection's final accuracy there."""
     means = answer.finals.xs(REFERENCE, level="method").groupby(["setting", *scores.REGIME]).mean()
-    by_setting = scores.over_regimes(answer.gains).mean(axis="columns").unstack("method")
     rows = []
     for setting in answer.settings:
         draw = DRAWS[setting]
+        model = MODELS.get(draw.stratum, "MLP")
         clients = [SKEWS[draw.skew], str(draw.num_clients), str(draw.cohort_size)]
         accuracies = [f"{means[setting, *regime]:.1f}" for regime in REGIMES]
-        controls = by_setting.loc[setting].reindex(list(CONTROLS)).dropna()
-        rows.append([setting, *clients, *accuracies, ", ".join(map(points, controls))])
-    return markdown(["setting", "division", "N", "K", *HEADER, "controls"], rows)
+        rows.append([setting, model, *clients, *accuracies])
+    return markdown(["setting", "model", "division", "N", "K", *HEADER], rows)
 
 
 def variations_table(answer: Answer) -> str:
@@ -253,9 +273,9 @@ def whether(answer: Answer) -> str:
     """Say how many methods gain or lose beyond chance."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
     better, worse = answer.beyond_chance(1), answer.beyond_chance(-1)
-    verdict = "It pays in some regimes" if better else "No gain can be told from chance"
-    text = f"**Does selection pay? {verdict}"
-    text += f" (preliminary, {num} of {num_all} settings)**. " if num < num_all else "**. "
+    verdict = "In some regimes" if better else "Not that we can see"
+    text = f"**Does selection pay? {verdict}**"
+    text += f" (preliminary, {num} of {num_all} settings). " if num < num_all else ". "
     text += "With a learning rate of its own for each method, "
     text += f"{_methods(better, len(answer.rivals))} ahead of random selection beyond chance "
     text += "in at least one of six regimes" if better else "in any of six regimes"
@@ -280,16 +300,15 @@ def how_much(answer: Answer) -> str:
     """Say what the best method gains, how much any may gain, and what a wrong rate costs."""
     best = answer.rivals[0]
     by_horizon = answer.intervals.loc[best, "gain"].groupby("num_rounds").mean()
-    parts = [f"{points(by_horizon[num])} after {num} rounds" for num in HORIZONS]
+    parts = [f"{points(by_horizon[num])} with {num} rounds" for num in HORIZONS]
     of_rivals = answer.overall.loc[answer.rivals]
-    positive = of_rivals[of_rivals["gain"] > 0]
-    highest = float((positive["gain"] + positive["half"]).max())
+    highest = float((of_rivals["gain"] + of_rivals["half"]).max())
     controls = [points(answer.overall.loc[name, "gain"]) for name in _controls(answer)]
     return (
         f"**By how much, and when?** `{best}` has the highest mean gain over regimes: "
-        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}). The best of "
-        f"{len(answer.rivals)} is likely to be overrated. No positive mean gain has an interval "
-        f"that ends above {points(highest)}. Two controls, which are random selection again, have "
+        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}). As the best of "
+        f"{len(answer.rivals)} estimates, it is probably too high. All intervals end at "
+        f"{points(highest)} or below. Two controls, which are random selection again, have "
         f"{' and '.join(controls)}.{_rate(answer)}"
     )
 
@@ -318,11 +337,11 @@ def at_what_price(answer: Answer) -> str:
         f"is {mean_gain(means['equal time'], best)} points, and at random selection's bytes "
         f"{mean_gain(means['equal bytes'], best)}. "
     )
-    best_at = {}
     for budget in ("equal time", "equal bytes"):
         name = means[budget].loc[answer.rivals, "gain"].idxmax()
-        best_at[budget] = f"{mean_gain(means[budget], name)} at {budget} (`{name}`)"
-    return f"{text}The highest mean gains are {' and '.join(best_at.values())}."
+        highest = mean_gain(means[budget], name)
+        text += f"At {budget}, the highest mean gain is {highest} (`{name}`). "
+    return text.rstrip()
 
 
 def for_whom(answer: Answer) -> str:
@@ -331,10 +350,10 @@ def for_whom(answer: Answer) -> str:
     for kind, method in best_of_classes(answer).items():
         asked, _, at_server = kind.partition(AT_SERVER)
         server = f" and the server has {at_server}" if at_server else ""
-        parts.append(f"{asked}{server}: `{method}` ({mean_gain(answer.overall, method)})")
+        parts.append(f"`{method}` {mean_gain(answer.overall, method)} (asks for {asked}{server})")
     return (
-        "**Which method, for whom?** Methods ask clients for different things. The highest mean "
-        f"gains are, if clients are asked for {'; for '.join(parts)}."
+        "**Which method, for whom?** It depends on what clients may be asked for. The best of each "
+        f"kind, among methods that have run in all settings: {'; '.join(parts)}."
     )
 
 
@@ -344,10 +363,11 @@ def not_shown(answer: Answer) -> str:
     draws = [DRAWS[name] for name in answer.settings]
     clients = _range([draw.num_clients for draw in draws])
     cohorts = _range([draw.cohort_size for draw in draws])
-    needed = answer.needed(len(answer.settings))
     return (
-        f"**What is not shown?** Smaller gains are not excluded: in a single regime, a gain had to "
-        f"be some {needed:.1f} points to be told from chance. The settings that have run are of "
+        "**What is not shown?** Small gains are not excluded: to be told from chance, a gain in a "
+        f"single regime had to be about {answer.needed():.0f} points, or "
+        f"{answer.needed_if_nested(len(answer.settings)):.0f} "
+        "[if seeds are independent between settings](#seeds). The settings that have run are of "
         f"{', '.join(data[:-1])} and {data[-1]}, with small models and {clients} clients, of which "
         f"{cohorts} are selected in a round. The answer says nothing about larger models, real "
         "devices, fairness between clients or privacy."
@@ -358,33 +378,35 @@ def _range(numbers: Sequence[int]) -> str:
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def power(answer: Answer) -> str:
-    """Say how large a gain had to be, and what it takes when all settings have run."""
+def seeds(answer: Answer) -> str:
+    """Say how much depends on seeds being crossed with settings."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
-    text = f"With {num} settings, a gain in one regime is beyond chance from some "
-    text += (
-        f"{answer.needed(num):.1f} points on: the median over methods and regimes, after Holm's "
+    best = answer.rivals[0]
+    row = answer.overall.loc[best]
+    text = (
+        f"Among random selection's accuracies, an F test finds no effect of seeds that is common "
+        f"to all settings (p is {answer.p_of_seeds.min():.2f} or higher in each regime). Without "
+        f"one, the mean gain of `{best}` is {points(row['gain'])} ± {row['half_nested']:.2f}, in "
+        f"place of ± {row['half']:.2f}. A gain in one regime is then beyond chance from about "
+        f"{answer.needed_if_nested(num):.1f} points on, in place of {answer.needed():.1f} (medians "
+        f"over methods and regimes). Then {_ahead_and_behind(answer, 'p_nested')}."
     )
-    text += "correction."
     if num < num_all:
-        text += (
-            f" With all {num_all}, {answer.needed(num_all):.1f} would do, if gains vary between "
-        )
-        text += "settings as they do so far. Most of the difference comes from Student's t, whose "
-        text += "quantiles at this level are large for few settings."
+        text += f" With all {num_all} settings, {answer.needed_if_nested(num_all):.1f} points would"
+        text += " do, if gains vary between settings as they do so far."
     return text
 
 
 MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "sentences": sentences,
     "settings": settings_table,
-    "power": power,
     "not_run": not_run,
     "means": means_table,
     "gains": gains_table,
     "ranks": ranks_table,
     "prices": prices_table,
     "changes": changes_table,
+    "seeds": seeds,
     "variations": variations_table,
     "tuning": tuning_table,
 }

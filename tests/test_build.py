@@ -105,8 +105,9 @@ class Dog(Animal):
 
 
 class Herd(Animal):
-    def __init__(self, *, leader: Animal):
+    def __init__(self, *, leader: Animal, anything: Any = None, unannotated=None):  # type: ignore[no-untyped-def]
         self.leader = leader
+        self.extras = [anything, unannotated]
 
 
 DOG = {"_target_": f"{__name__}.Dog", "legs": 4, "weight": 3, "mood": "good", "friend": None}
@@ -140,6 +141,13 @@ def test_an_object_is_built_from_its_node_or_all_its_mistakes_are_told() -> None
     assert "pet.leader.leader._target_='x.Y'" in told(instantiate, herd, Animal, "pet")
 
 
+def test_a_node_for_a_parameter_of_any_type_stays_a_mapping() -> None:
+    leader = {"_target_": f"{__name__}.Animal"}
+    herd = construct(Herd, {"leader": leader, "anything": DOG, "unannotated": DOG}, "pet")
+    assert type(herd.leader) is Animal
+    assert herd.extras == [DOG, DOG]
+
+
 @pytest.mark.parametrize("target", ["os.system", "builtins.eval", "", "nowhere", 3, None])
 def test_a_target_that_is_not_of_the_base_is_never_called(target: Any, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
@@ -161,12 +169,19 @@ def test_a_target_that_is_not_of_the_base_is_never_called(target: Any, tmp_path:
         ("fedsim.selectors.random.Randm", "did you mean fedsim.selectors.random.Random?"),
         ("fedsim.selectors.random.Zzzzzzzz", "correct the class's name, or the module"),
         ("my_absent_lab.Mine", "is its module on PYTHONPATH?"),
+        ("lab_that_needs_another.Mine", "install absent, or correct the import in lab_that_needs_"),
+        ("lab_that_raises.Mine", "correct the module lab_that_raises: it was found, and raised"),
+        ("Mine", "a file of your own needs the line `_target_: <module>.<Class>`"),
     ],
 )
-def test_a_class_that_is_not_in_its_module_is_not_looked_for_on_the_path(
-    target: str, remedy: str
+def test_the_remedy_for_a_target_says_what_is_wrong_with_it(
+    target: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert told(resolve, {"_target_": target}, Selector, "selector").endswith(f"\n    {remedy}")
+    (tmp_path / "lab_that_needs_another.py").write_text("import absent\n")
+    (tmp_path / "lab_that_raises.py").write_text("raise RuntimeError('boom')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert f"\n    {remedy}" in told(resolve, {"_target_": target}, Selector, "selector")
 
 
 # --- what fedsim passes by position -----------------------------------------------------------------------------------
@@ -200,6 +215,14 @@ class Sound:
     def __init__(self, population: Any, more: int = 3, *rest: Any, r: int = 1) -> None: ...
 
 
+class OnlyFirst:
+    def __init__(self, population: Any, /, q: float) -> None: ...
+
+
+class Unresolved:
+    def __init__(self, population: Any, q: "Absent") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
 class Width(nn.Linear):
     def __init__(self, input_shape: Any, num_classes: int, width: int) -> None: ...
 
@@ -212,6 +235,8 @@ class Width(nn.Linear):
         (Strict, "selector", {}, "selector: Strict must take .*: population .*'q'"),
         (Sound, "selector", {"population": 3}, "selector.population: is not a known key"),
         (Sound, "selector", {"more": "x"}, "selector.more='x': must be an integer"),
+        (Alone, "selector", {"q": 1.0}, "selector.q: Alone has it where fedsim passes population"),
+        (Unresolved, "selector", {}, "the annotations of Unresolved cannot be .*'Absent'"),
     ],
 )
 def test_a_signature_is_compared_with_what_fedsim_passes(
@@ -221,6 +246,7 @@ def test_a_signature_is_compared_with_what_fedsim_passes(
     assert re.search(f"(?s){message}", told(construct, made, values, key, *runtime))
     construct(Sound, {"r": 2, "more": 4}, "selector", None)
     construct(Alone, {"q": 1.0}, "partition")
+    construct(OnlyFirst, {"q": 1.0}, "selector", None)
     construct(nn.Sequential, {}, "model", nn.Flatten(), nn.Flatten())
     assert "model.width: is missing" in told(
         inspect_node, {"_target_": f"{__name__}.Width"}, nn.Module, "model"

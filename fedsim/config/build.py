@@ -1,11 +1,15 @@
 """Build objects from nodes of a config: the one place where YAML meets constructors.
 
 A node is a mapping with `_target_` (the dotted path of a class, or of a function that returns an
-object) and the values of its parameters. `instantiate` builds the object of a node. It imports a
-module only if `fedsim.config.user_modules` allows it, and calls a class only if it is a subclass of
-the expected base class. It checks the names and types of all values first. Then it calls the
-constructor, which checks its own rules. A `key` is the dotted place of a node in the config, and
-begins the keys in messages.
+object) and the values of its parameters. `instantiate` builds the object of a node:
+
+1. It imports the module if `fedsim.config.user_modules` allows it. The target must be a subclass of
+   an expected base class, or a function that returns one.
+2. It checks the names and types of all values.
+3. It calls the constructor, which checks its own rules, for example ranges.
+
+A `key` is the dotted path of a node in the config, for example `optimizer.schedule`. In messages it
+stands before the names of parameters.
 """
 
 import importlib
@@ -35,11 +39,13 @@ PASSED: Mapping[str, tuple[str, ...]] = {
     "aggregator": ("buffers",),
     "clients": ("num_clients", "num_classes", "streams"),
 }
-"""The arguments that fedsim passes by position to the classes of a group; other groups get none."""
+"""Names of the arguments that fedsim passes by position to the class of a config group (the folder
+in conf/, which is also the key of its node). Other groups get none. Only checks and messages here
+use them, so they must agree with the calls of `instantiate`."""
 
 
 class ProblemCollector:
-    """Collects the problems of several checks. Of several problems of one key and value it keeps
+    """Collects the problems of several checks. If problems have the same key and value, it keeps
     the first."""
 
     def __init__(self) -> None:
@@ -79,7 +85,8 @@ def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
     """Return the object that `node` describes, an instance of `base`.
 
     `passed` are the arguments that fedsim passes by position (see `PASSED`). Raises `ConfigError`
-    with all problems of the node.
+    with all problems of the target, or else of names and types, or else of the constructor's own
+    rules.
     """
     return construct(resolve(node, base, key), _values(node), key, *passed)
 
@@ -87,14 +94,15 @@ def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
 def construct(constructor: Callable[..., T], values: Node, key: str, *passed: Any) -> T:
     """Call a class or function with the positional arguments `passed` and the keywords `values`.
 
-    Raises `ConfigError` with all problems of names and types. If there are none, the constructor is
-    called, and the error has the problems that it raises.
+    Raises `ConfigError` with all problems of names and types. If there are none, it calls the
+    constructor. Keys in the constructor's `ConfigError` are its parameters, so they are put below
+    `key`. Its `ValueError` becomes a problem of `key`.
     """
-    arguments = _arguments(values, constructor, key, len(passed))
+    arguments = _arguments(values, constructor, key, len(passed))  # its keys are complete
     try:
         return constructor(*passed, **arguments)
     except ConfigError as error:
-        if not key:  # the values are at the top level of the config
+        if not key:  # the values are the config itself
             raise
         raise ConfigError(problem.within(key) for problem in error.problems) from error
     except ValueError as error:
@@ -104,7 +112,7 @@ def construct(constructor: Callable[..., T], values: Node, key: str, *passed: An
 def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
     """Return the class or function of a node after checking its target, names and types.
 
-    It is not called. Raises `ConfigError`.
+    Only the nodes inside this node are built, because that checks them. Raises `ConfigError`.
     """
     constructor = resolve(node, base, key)
     _arguments(_values(node), constructor, key, len(PASSED.get(key, ())))
@@ -119,16 +127,16 @@ def _values(node: Node) -> dict[str, Any]:
 def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
     """Return the class or function that `node["_target_"]` names, without calling it.
 
-    It is a concrete subclass of `base`, or a function whose annotation says that it returns an
-    instance of one. Raises `ConfigError` for anything else.
+    It is a concrete subclass of `base`, or a function whose annotation says that it returns `base`
+    or a subclass. Raises `ConfigError` for anything else.
     """
     target = node.get("_target_") if isinstance(node, Mapping) else None
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
 
-    def rejection(reason: str, remedy: str = "") -> ConfigError:
-        return ConfigError([Problem(f"{key}._target_", target, expected + reason, remedy)])
+    def rejection(addition: str, remedy: str = "") -> ConfigError:
+        return ConfigError([Problem(_join(key, "_target_"), target, expected + addition, remedy)])
 
-    if not isinstance(target, str):
+    if not isinstance(target, str) or "." not in target:
         line = "a file of your own needs the line `_target_: <module>.<Class>`"
         raise rejection("", f"{line}; fedsim's are in conf/{key}/")
     module_name, _, name = target.rpartition(".")
@@ -138,13 +146,12 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
         find_in_working_folder()
     try:
         constructor = _import(target)
-        # Notes the source of a user's module now that it has been imported; it may change later.
-        user_code({"_target_": target})
+        user_code({"_target_": target})  # notes the source as it was imported; it may change later
         is_function = inspect.isfunction(constructor)
         cls = get_type_hints(constructor).get("return") if is_function else constructor
     except (Exception, SystemExit) as error:  # a module of the user's may raise anything
-        reason = f"; importing it failed: {type(error).__name__}: {error}"
-        raise rejection(reason, _import_remedy(module_name, name)) from error
+        addition = f"; importing it failed: {type(error).__name__}: {error}"
+        raise rejection(addition, _import_remedy(module_name, name, error)) from error
     if not isinstance(cls, type) or not issubclass(cls, base):
         raise rejection("")
     if inspect.isabstract(constructor):
@@ -155,23 +162,23 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
 def _import(target: str) -> Any:
     """Return the object that a dotted path names.
 
-    A class of fedsim may have moved after a config was written. fedsim then finds it by its name
-    among the classes that conf/ names.
+    A class of fedsim may have moved after a config was written. Then it is looked up by its name
+    among the targets in conf/.
     """
     module_name, _, name = target.rpartition(".")
     try:
-        return getattr(importlib.import_module(module_name), name) if module_name else None
+        return getattr(importlib.import_module(module_name), name)
     except (ModuleNotFoundError, AttributeError):
         is_shipped = module_name.partition(".")[0] == "fedsim"
         current_target = _shipped_targets().get(name) if is_shipped else None
-        if current_target is None or current_target == target:  # equal: it would fail again
+        if current_target is None or current_target == target:  # equal: the path is current
             raise
         return _import(current_target)
 
 
 @cache
 def _shipped_targets() -> dict[str, str]:
-    """Return the dotted path of every class that a file of conf/ names, by the class's name."""
+    """Return the dotted paths of all targets in conf/, by the name of the class or function."""
     targets: dict[str, str] = {}
     for path in conf_dir().rglob("*.yaml"):
         text = path.read_text(encoding="utf-8")
@@ -180,16 +187,20 @@ def _shipped_targets() -> dict[str, str]:
     return targets
 
 
-def _import_remedy(module_name: str, name: str) -> str:
-    """Return the remedy for a class `name` that cannot be imported from its module."""
+def _import_remedy(module_name: str, name: str, error: BaseException) -> str:
+    """Return the remedy if importing `name` from a module raised `error`."""
     module = sys.modules.get(module_name)
-    if module is None:
+    if module is not None:
+        class_names = [other for other, value in vars(module).items() if inspect.isclass(value)]
+        similar = nearest(name, class_names)
+        if similar is None:
+            return "correct the class's name, or the module"
+        return f"did you mean {module_name}.{similar}?"
+    if not isinstance(error, ModuleNotFoundError):
+        return f"correct the module {module_name}: it was found, and raised this error"
+    if f"{module_name}.".startswith(f"{error.name}."):
         return "is its module on PYTHONPATH?"
-    classes = [known for known, value in vars(module).items() if inspect.isclass(value)]
-    similar = nearest(name, classes)
-    if similar is None:
-        return "correct the class's name, or the module"
-    return f"did you mean {module_name}.{similar}?"
+    return f"install {error.name}, or correct the import in {module_name}"
 
 
 def _arguments(
@@ -197,22 +208,30 @@ def _arguments(
 ) -> dict[str, Any]:
     """Return `values`, converted to the annotated types, as keyword arguments of a constructor.
 
-    It gets `num_passed` arguments by position in addition. Raises `ConfigError` with all unknown
-    and missing names and all values of a wrong type.
+    The constructor also gets `num_passed` arguments by position, which are not in `values`. Raises
+    `ConfigError` with all unknown and missing names and all values of a wrong type.
     """
-    annotated: Any = constructor
-    if isinstance(constructor, type):
-        annotated = constructor.__init__  # type: ignore[misc]
-    hints = get_type_hints(annotated)
     signature = inspect.signature(constructor)
     parameters = list(signature.parameters.values())
-    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    known = {p.name: p for p in [*positional[num_passed:], *keyword_only]}
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_name = [*by_position[num_passed:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+    settable = {p.name: p for p in by_name if p.kind is not p.POSITIONAL_ONLY}
+    hints = _hints(constructor, key)
+    passed_names = PASSED.get(key, ())
+    in_their_places = [p.name for p in by_position[:num_passed] if p.name not in passed_names]
 
-    problems = [unknown(name, known, key) for name in values if name not in known]
+    problems = []
+    for name in values:
+        if name in in_their_places:
+            text = (
+                f"{constructor.__qualname__} has it where fedsim passes {', '.join(passed_names)}"
+            )
+            remedy = "put these parameters first; those from the config are given by name"
+            problems.append(Problem(_join(key, name), ..., text, remedy))
+        elif name not in settable:
+            problems.append(unknown(name, settable, key))
     arguments: dict[str, Any] = {}
-    for name, parameter in known.items():
+    for name, parameter in settable.items():
         place = _join(key, name)
         if name in values:
             try:
@@ -225,25 +244,40 @@ def _arguments(
     if problems:
         raise ConfigError(problems)
 
-    # Only the constructor of a user's class can fail here: it may not take what fedsim passes.
+    # This fails only for a user's class that does not take what fedsim passes.
+    placeholders = [None] * num_passed
     try:
-        signature.bind(*[None] * num_passed, **arguments)
+        signature.bind(*placeholders, **arguments)
     except TypeError as error:
-        passed = ", ".join(PASSED.get(key, ())) or "nothing"
+        passed = ", ".join(passed_names) or "nothing"
         text = f"must take what fedsim passes by position: {passed} ({error})"
-        remedy = "change its parameters: the others are given by name"
+        remedy = "put these parameters first; those from the config are given by name"
         problem = Problem(key, ..., f"{constructor.__qualname__} {text}", remedy)
         raise ConfigError([problem]) from error
     return arguments
 
 
-def _argument(value: Any, hint: Any, key: str) -> Any:
-    """Return a value converted to its annotation `hint`. A node inside a node becomes an object.
+def _hints(constructor: Callable[..., Any], key: str) -> dict[str, Any]:
+    """Return the annotations of a constructor's parameters. Raises `ConfigError`."""
+    annotated: Any = constructor
+    if isinstance(constructor, type):
+        annotated = constructor.__init__  # type: ignore[misc]
+    try:
+        return get_type_hints(annotated)
+    except Exception as error:  # an annotation of a user's class may be any expression
+        text = f"the annotations of {constructor.__qualname__} cannot be evaluated: {error}"
+        remedy = "import their names at the top of the module, not only under TYPE_CHECKING"
+        raise ConfigError([Problem(key, ..., text, remedy)]) from error
 
-    Raises `ConfigError`.
+
+def _argument(value: Any, hint: Any, key: str) -> Any:
+    """Return a value converted to its annotation `hint`.
+
+    A node becomes an object if `hint` is a class. For `Any` and `object` it stays a mapping,
+    because its target might be anything. Raises `ConfigError`.
     """
     is_node = isinstance(value, Mapping) and "_target_" in value
-    if is_node and isinstance(hint, type) and hint is not object:
+    if is_node and isinstance(hint, type) and hint not in (Any, object):
         return instantiate(value, hint, key)
     try:
         return conform(value, hint)
@@ -253,7 +287,10 @@ def _argument(value: Any, hint: Any, key: str) -> Any:
 
 
 def unknown(name: str, known: Iterable[str], key: str = "") -> Problem:
-    """Return the problem of an unknown name below `key`, with the most similar known one."""
+    """Return the problem of an unknown name below `key`.
+
+    Its remedy is the most similar known name, or all known names if none is similar.
+    """
     names = sorted(known)
     similar = nearest(name, names)
     if similar is None:

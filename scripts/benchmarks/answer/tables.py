@@ -225,6 +225,19 @@ def settings_table(answer: Answer) -> str:
     return markdown(["setting", "model", "division", "N", "K", *HEADER], rows)
 
 
+def by_setting_table(answer: Answer) -> str:
+    """Show the mean gain over regimes in each setting, for the best method of each class and for a
+    control."""
+    means = scores.over_regimes(answer.gains).mean(axis="columns").unstack("method")
+    methods = [*best_of_classes(answer).values(), *_controls(answer)[:1]]
+    rows = []
+    for setting in answer.settings:
+        draw = DRAWS[setting]
+        cells = [points(means.loc[setting, method]) for method in methods]
+        rows.append([setting, SKEWS[draw.skew], *cells])
+    return markdown(["setting", "division", *(name_of(answer, name) for name in methods)], rows)
+
+
 def variations_table(answer: Answer) -> str:
     """Show mean gains over regimes in the settings of the second block that have run."""
     rounds = answer.all_rounds[answer.all_rounds["setting"].isin(VARIATIONS)]
@@ -337,11 +350,14 @@ def at_what_price(answer: Answer) -> str:
         f"is {mean_gain(means['equal time'], best)} points, and at random selection's bytes "
         f"{mean_gain(means['equal bytes'], best)}. "
     )
+    others = []
     for budget in ("equal time", "equal bytes"):
         name = means[budget].loc[answer.rivals, "gain"].idxmax()
-        highest = mean_gain(means[budget], name)
-        text += f"At {budget}, the highest mean gain is {highest} (`{name}`). "
-    return text.rstrip()
+        if name != best:
+            others.append(f"at {budget} it is {mean_gain(means[budget], name)} (`{name}`)")
+    if not others:
+        return f"{text}No method has more."
+    return f"{text}The highest mean gain is another: {' and '.join(others)}."
 
 
 def for_whom(answer: Answer) -> str:
@@ -384,9 +400,10 @@ def seeds(answer: Answer) -> str:
     best = answer.rivals[0]
     row = answer.overall.loc[best]
     text = (
-        f"Among random selection's accuracies, an F test finds no effect of seeds that is common "
-        f"to all settings (p is {answer.p_of_seeds.min():.2f} or higher in each regime). Without "
-        f"one, the mean gain of `{best}` is {points(row['gain'])} ± {row['half_nested']:.2f}, in "
+        "If seeds have an effect on random selection's accuracy that is common to all settings, it "
+        f"is hard to see: the p-values of an F test are {answer.p_of_seeds.min():.2f} to "
+        f"{answer.p_of_seeds.max():.2f} in the six regimes, each by itself. Without such an "
+        f"effect, the mean gain of `{best}` is {points(row['gain'])} ± {row['half_nested']:.2f}, in "
         f"place of ± {row['half']:.2f}. A gain in one regime is then beyond chance from about "
         f"{answer.needed_if_nested(num):.1f} points on, in place of {answer.needed():.1f} (medians "
         f"over methods and regimes). Then {_ahead_and_behind(answer, 'p_nested')}."
@@ -403,6 +420,7 @@ MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "not_run": not_run,
     "means": means_table,
     "gains": gains_table,
+    "by_setting": by_setting_table,
     "ranks": ranks_table,
     "prices": prices_table,
     "changes": changes_table,

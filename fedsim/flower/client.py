@@ -15,7 +15,7 @@ from fedsim.core.errors import FedsimError, check, rule
 from fedsim.core.types import Cohort, Correction, Params
 from fedsim.engine.engine import Engine
 from fedsim.flower.messages import ANSWERS, engine_of, packed, unpacked
-from fedsim.flower.secagg import is_secure, masked_if_asked, to_be_masked
+from fedsim.flower.secagg import is_of_secagg, secagg_mod, to_mask
 
 DEFAULT_ANSWERS = frozenset(ANSWERS) - {Signal.LABEL_COUNTS}
 """Signals that an app answers by default: all that tell nothing about classes."""
@@ -98,15 +98,15 @@ def client_app(
             facts["label_counts"] = torch.bincount(y).tolist()
         return Message(RecordDict({"facts": facts}), reply_to=message)
 
-    @app.train(mods=[masked_if_asked])
+    @app.train(mods=[secagg_mod])
     def train(message: Message, context: Context) -> Message:
-        if only_masked and not is_secure(message):
+        if only_masked and not is_of_secagg(message):
             raise FedsimError("this app sends its update only for a secure sum")
         question = question_in(message, context)
         update = question.train()
-        if is_secure(message):
+        if is_of_secagg(message):
             row = {name: rows[0] for name, rows in update.delta.items()}
-            content = to_be_masked(row, question.request["scale"])
+            content = to_mask(row, question.request["scale"])
             return Message(content, reply_to=message)
         numbers = MetricRecord()
         if Signal.TRAINING_LOSS in answers and update.loss is not None:

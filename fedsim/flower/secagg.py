@@ -1,12 +1,17 @@
-"""SecAgg+ in a deployment: the server learns a weighted sum of updates, and no single one.
+"""SecAgg+ in a deployment: the server learns the weighted sum of the updates, but no single update.
 
-Flower runs the protocol (Bell et al. 2020, "Secure Single-Server Aggregation with (Poly)Logarithmic
-Overhead"): its workflow at the server, and its mod at the clients. Each client multiplies its
-update by the `scale` of its question, which is its weight divided by the largest one. The masked
-vectors of all clients add up to the sum. If nodes die meanwhile, the others reveal what takes their
-masks out of it, and the sum is that of the others.
+Flower implements the protocol (Bell et al. 2020, "Secure Single-Server Aggregation with (Poly)
+Logarithmic Overhead") as a workflow at the server and a *mod*, that is middleware, in the client's
+app. This module connects both to fedsim:
 
-SecAgg+ works with integers. Numbers are cut to [-8, 8] and rounded at random to multiples of 4e-6.
+- The message to each client holds `scale`, which is the client's weight divided by the largest
+  weight of the round. The client multiplies its update by it, so that no factor exceeds 1.
+- Each client masks its scaled update. In the sum, the masks that pairs of clients share cancel. The
+  server removes the others with the help of the clients that are still there. If a client drops
+  out, these clients also reveal what removes its shared masks. The sum is then over the others.
+
+SecAgg+ works with integers. With Flower's defaults, values of the scaled update are clipped to
+[-8, 8], and rounded to one of the next multiples of 4e-6 at random, without bias.
 """
 
 from collections.abc import Mapping
@@ -31,87 +36,108 @@ from fedsim.core.types import Params
 from fedsim.flower.nodes import Nodes
 
 MAX_CLIENTS = 1000
-"""The most clients whose sum cannot overflow: the modulus of SecAgg+ is 1024 times its range."""
+"""Maximum number of clients of a sum. With Flower's defaults, sums are computed modulo 1024 times
+the largest value of a client, so 1000 clients cannot overflow."""
 
 
 class SecureSum(SecAggPlusWorkflow):
-    """The sum over some clients in one round. To open a mask takes two thirds of them."""
+    """One round of SecAgg+, which sums the updates of some clients.
+
+    The workflow of Flower is made for a strategy of Flower's own, which this object replaces:
+
+    1. `setup_stage` asks `configure_fit` for the clients and their messages. It gets placeholders,
+       in whose place it then puts fedsim's messages (`content_of`).
+    2. The other stages send the messages, collect masked updates and unmask their sum.
+    3. `unmask_stage` gives `aggregate_fit` the results of the clients. Flower has put the mean of
+       all updates into each of them. `collect` turns the mean into a sum.
+
+    Two thirds of the clients must stay until the end.
+    """
 
     def __init__(self, nodes: Nodes, round: int, contents: Mapping[int, RecordDict]) -> None:
-        """`contents` are the questions to the clients, by client. Each has a `scale`."""
+        """`contents` has the content of the message to each client, by its id. It includes a
+        `scale`."""
+        # shares of all clients, of which two thirds reconstruct a mask; weights are in `scale`
         super().__init__(1.0, 2 / 3, max_weight=1.0, timeout=nodes.timeout)
         self.nodes = nodes
         self.round = round
         self.client_of = {nodes.node_of[client]: client for client in contents}
-        self.contents = {node: contents[client] for node, client in self.client_of.items()}
+        self.content_of = {node: contents[client] for node, client in self.client_of.items()}
         self._results: list[Any] = []
 
     def collect(self, like: Params) -> tuple[Params, list[int]]:
-        """Return the sum of the scaled updates, with the form of `like`, and the clients in it.
+        """Run the protocol. Return the sum of the scaled updates and the ids of its clients.
 
-        The protocol stops if fewer clients than needed answer: the sum is then {}, of no client.
+        The tensors of the sum have the names, shapes, types and devices of those of `like`. Returns
+        ({}, []) if fewer than two thirds of the clients answer in some stage.
         """
         config = ConfigRecord({Key.CURRENT_ROUND: self.round})
-        state = RecordDict({MAIN_CONFIGS_RECORD: config, MAIN_PARAMS_RECORD: ArrayRecord()})
-        # what the workflow uses of Flower's older strategies: this object takes their place
-        context: Any = SimpleNamespace(state=state, strategy=self, client_manager=self)
-        work = WorkflowState()
-        steps = (
+        # The workflow insists on parameters. Those of fedsim are in `content_of`.
+        main_records = RecordDict({MAIN_CONFIGS_RECORD: config, MAIN_PARAMS_RECORD: ArrayRecord()})
+        context: Any = SimpleNamespace(state=main_records, strategy=self, client_manager=self)
+        workflow_state = WorkflowState()
+        stages = (
             self.setup_stage,
             self.share_keys_stage,
             self.collect_masked_vectors_stage,
             self.unmask_stage,
         )
-        grid: Any = self.nodes  # they count the bytes
-        for step in steps:
-            if not step(grid, context, work):
+        grid: Any = self.nodes  # they have the methods of Flower's grid, and count the bytes
+        for stage in stages:
+            if not stage(grid, context, workflow_state):
                 return {}, []
         clients = [self.client_of[proxy.node_id] for proxy, _ in self._results]
         if not clients:
             return {}, []
         means = to_ndarrays(self._results[0][1].parameters)
         total = {}
+        # `to_mask` sends the arrays in the order of their names. Each client counts as one example,
+        # so the mean times the number of clients is the sum.
         for name, mean in zip(sorted(like), means, strict=True):
             values = torch.from_numpy(mean * len(clients))
             total[name] = values.to(like[name]).reshape(like[name].shape)
         return total, clients
 
     def setup_stage(self, grid: Any, context: Any, state: WorkflowState) -> bool:
-        """Begin the protocol, and put fedsim's questions in the place of Flower's."""
+        """Begin the protocol, and put fedsim's messages in the place of the placeholders. They are
+        sent in a later stage. Return whether enough clients take part."""
         is_ready: bool = super().setup_stage(grid, context, state)
-        state.nid_to_fitins = dict(self.contents)
+        state.nid_to_fitins = dict(self.content_of)
         return is_ready
 
     def configure_fit(self, *_: Any) -> list[tuple[Any, FitIns]]:
-        """Return the nodes that take part, and questions that `setup_stage` replaces."""
-        nothing = FitIns(Parameters([], ""), {})
-        return [(SimpleNamespace(node_id=node), nothing) for node in self.contents]
+        """Return the nodes that take part, each with a placeholder of its message."""
+        placeholder = FitIns(Parameters([], ""), {})
+        return [(SimpleNamespace(node_id=node), placeholder) for node in self.content_of]
 
     def aggregate_fit(self, round: int, results: list[Any], failures: Any) -> tuple[None, Any]:
-        """Keep the results, all of which have the mean as their parameters."""
+        """Keep the results of the clients. Each has the mean of all updates as its parameters."""
         self._results = results
         return None, {}
 
     def num_available(self) -> int:
-        """Return the number of connected clients, for Flower's log."""
+        """Return the number of connected clients, which Flower logs."""
         return len(self.nodes.node_of)
 
 
-def is_secure(message: Message) -> bool:
+def is_of_secagg(message: Message) -> bool:
     """Return whether a message belongs to SecAgg+."""
     return RECORD_KEY_CONFIGS in message.content.config_records
 
 
-def masked_if_asked(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Mask the update if the server asks for a secure sum: a mod of Flower for client apps."""
-    if is_secure(message):
+def secagg_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Handle the messages of SecAgg+ by Flower's own mod, and pass on all others. This is a mod for
+    client apps."""
+    if is_of_secagg(message):
         return secaggplus_mod(message, context, call_next)
     return call_next(message, context)
 
 
-def to_be_masked(update: Params, scale: float) -> RecordDict:
-    """Return the answer that Flower's mod masks. Raises `FedsimError` if the update is not
-    finite."""
+def to_mask(update: Params, scale: float) -> RecordDict:
+    """Return an update times `scale` as an answer that Flower's mod can mask.
+
+    Raises `FedsimError` if a value is nan or infinite.
+    """
     arrays = []
     for name in sorted(update):
         values = update[name].cpu().numpy().astype(np.float64) * scale
@@ -119,5 +145,6 @@ def to_be_masked(update: Params, scale: float) -> RecordDict:
             raise FedsimError(f"the update of {name} holds a nan or infinity")
         arrays.append(values)
     parameters = ndarrays_to_parameters(arrays)
+    # one example each: the weight is in `scale`
     answer = FitRes(Status(Code.OK, ""), parameters, num_examples=1, metrics={})
     return fitres_to_recorddict(answer, keep_input=False)

@@ -87,9 +87,9 @@ def regime_words(schedule: str, num_rounds: int) -> list[str]:
 
 
 def summary_on_file(plan: Plan) -> Mapping[str, Any]:
-    """Return the summary of a planned run. Raises `ConfigError` if the run has not ended."""
+    """Return the summary of a planned run. Raises `ConfigError` if it failed or was stopped."""
     outcome = outcome_on_file(plan)
-    fault = "has not ended, so the study cannot continue"
+    fault = "has no final result, so the study cannot continue"
     remedy = "see its error.txt; the same command resumes"
     check(rule(outcome.final, "run", plan.folder.name, fault, remedy))
     return outcome.summary

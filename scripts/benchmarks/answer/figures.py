@@ -21,10 +21,9 @@ from scripts.benchmarks.answer.tables import REGIMES
 WIDTH, ROW, DPI = 7.2, 0.165, 170
 """Inches of a figure and of a row, and dots per inch."""
 GREY = "0.55"
-SETTLED = 0.25
-"""Share from which on curves must fit their panels."""
 Ends = tuple[float, float]
 """The lowest and the highest gain of an axis."""
+CURVE_ENDS: Ends = (-8, 6)
 
 
 def overview(answer: Answer) -> Figure:
@@ -104,7 +103,8 @@ def _draw_gain(axes: Axes, height: float, row: pd.Series, colour: str, ends: End
     gain, half = row["gain"], row["half"]
     if not 0.95 * low < gain < 0.95 * high:  # a marker closer to the edge would be cut
         edge, align = (low, "left") if gain < 0 else (high, "right")
-        text = f"◂ {gain:.0f}" if gain < 0 else f"{gain:+.0f} ▸"
+        number = f"{gain:+.0f}" if np.isnan(half) else f"{gain:+.0f} ± {half:.0f}"
+        text = f"◂ {number}" if gain < 0 else f"{number} ▸"
         axes.text(edge, height, text, color=colour, ha=align, va="center", fontsize=7)
         return
     is_beyond = row.get("p_holm", np.nan) < ALPHA
@@ -140,8 +140,7 @@ def curves(answer: Answer) -> Figure:
                 _draw_curve(axes, rows[rows["method"] == name], looks[name], name, methods[0])
     for axes, label in zip(panels[-1], ("rounds", "bytes", "simulated time"), strict=True):
         axes.set_xlabel(f"share of {label}")
-    late = answer.curves[answer.curves["share"] >= SETTLED]
-    panels[0, 0].set(xlim=(0, 1), ylim=(late["gain"].min() - 0.5, late["gain"].max() + 0.5))
+    panels[0, 0].set(xlim=(0, 1), ylim=CURVE_ENDS)
     figure.supylabel("gain over random selection in percentage points", fontsize="medium")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside upper center", ncols=len(methods))

@@ -35,7 +35,7 @@ SKEWS = {
     "dirichlet_client": "Dirichlet by client",
 }
 """The names of divisions of the data on the page."""
-MODELS = {"cifar": "linear layer", "lenet": "LeNet"}
+MODELS = {"cifar": "linear layer on frozen features", "lenet": "LeNet"}
 """The model of each kind of data; the others have an MLP."""
 DRAWS = {draw.name: draw for draw in draw_settings()}
 REFERENCES = {"schedule": "*the schedule*", "server": "*the server alone*"}
@@ -103,7 +103,8 @@ def gains_table(answer: Answer) -> str:
 def _classes_in_words(answer: Answer) -> str:
     """Say which methods are beyond chance if those that ask for the same are compared alone."""
     return (
-        "The correction is over all methods. If it is only over methods that ask for the same, "
+        f"After correction over all methods and regimes, {_ahead_and_behind(answer, 'p_holm')}. If "
+        "the correction is only over methods that ask for the same, "
         f"{_ahead_and_behind(answer, 'p_class')}."
     )
 
@@ -165,7 +166,7 @@ def _true_rows(table: pd.DataFrame) -> list[str]:
 
 
 def prices_table(answer: Answer) -> str:
-    """Show what methods spend until random selection's final accuracy, and failures."""
+    """Show what methods spend until random selection's final accuracy, and count failures."""
     rows = []
     for method in [REFERENCE, *answer.methods]:
         cells = []
@@ -176,9 +177,12 @@ def prices_table(answer: Answer) -> str:
                 cells.append(share(float(of_horizon.median())))
         reached = np.isfinite(answer.prices["bytes"].xs(method, level="method")).mean()
         name = method if method == REFERENCE else name_of(answer, method)
-        rows.append([name, *cells, f"{100 * reached:.0f} %", str(answer.failures[method])])
+        rows.append([name, *cells, f"{100 * reached:.0f} %"])
     header = [f"{cost}, {num}" for cost in ("bytes", "time") for num in HORIZONS]
-    return markdown(["method", *header, "reached", "failed"], rows)
+    table = markdown(["method", *header, "reached"], rows)
+    failures = answer.failures[answer.failures > 0]
+    counts = ", ".join(f"{num} of `{method}`" for method, num in failures.items())
+    return f"{table}\n\nRuns that diverged: {counts or 'none'}."
 
 
 def changes_table(answer: Answer) -> str:
@@ -283,18 +287,20 @@ def sentences(answer: Answer) -> str:
 
 
 def whether(answer: Answer) -> str:
-    """Say how many methods gain or lose beyond chance."""
+    """Say how many methods gain or lose beyond chance, and how large a gain had to be."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
-    better, worse = answer.beyond_chance(1), answer.beyond_chance(-1)
-    verdict = "In some regimes" if better else "Not that we can see"
-    text = f"**Does selection pay? {verdict}**"
-    text += f" (preliminary, {num} of {num_all} settings). " if num < num_all else ". "
-    text += "With a learning rate of its own for each method, "
-    text += f"{_methods(better, len(answer.rivals))} ahead of random selection beyond chance "
-    text += "in at least one of six regimes" if better else "in any of six regimes"
-    if worse:
-        text += f", and {_methods(worse, len(answer.rivals))} behind it"
-    return f"{text}."
+    verdict = "In some regimes" if answer.beyond_chance(1) else "We do not see it"
+    title = f"**Does selection pay? {verdict}**"
+    if num < num_all:
+        title += f" (preliminary, {num} of {num_all} settings)"
+    largest = answer.intervals.loc[answer.rivals, "gain"].max()
+    return (
+        f"{title}. With a learning rate of its own for each method, "
+        f"{_ahead_and_behind(answer, 'p_holm')} in a regime. The largest of these gains is "
+        f"{points(largest)} points. To be told from chance, it had to be about "
+        f"{answer.needed():.0f}, or {answer.needed_if_nested(num):.0f} [if seeds are independent "
+        "between settings](#seeds)."
+    )
 
 
 def _methods(names: Sequence[str], num_all: int) -> str:
@@ -316,13 +322,14 @@ def how_much(answer: Answer) -> str:
     parts = [f"{points(by_horizon[num])} with {num} rounds" for num in HORIZONS]
     of_rivals = answer.overall.loc[answer.rivals]
     highest = float((of_rivals["gain"] + of_rivals["half"]).max())
+    median = answer.changes.loc[best, "median"]
     controls = [points(answer.overall.loc[name, "gain"]) for name in _controls(answer)]
     return (
         f"**By how much, and when?** `{best}` has the highest mean gain over regimes: "
-        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}). As the best of "
-        f"{len(answer.rivals)} estimates, it is probably too high. All intervals end at "
-        f"{points(highest)} or below. Two controls, which are random selection again, have "
-        f"{' and '.join(controls)}.{_rate(answer)}"
+        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}). The median over settings "
+        f"is {points(median)}. As the best of {len(answer.rivals)} estimates, it is probably too "
+        f"high. No method's interval ends above {points(highest)}. Two controls, which are random "
+        f"selection again, have {' and '.join(controls)}.{_rate(answer)}"
     )
 
 
@@ -361,15 +368,18 @@ def at_what_price(answer: Answer) -> str:
 
 
 def for_whom(answer: Answer) -> str:
-    """Name the best method of each class of requests."""
+    """Name the best method of each class of requests, if it has a positive mean gain."""
     parts = []
     for kind, method in best_of_classes(answer).items():
+        if answer.overall.loc[method, "gain"] <= 0:
+            continue
         asked, _, at_server = kind.partition(AT_SERVER)
-        server = f" and the server has {at_server}" if at_server else ""
+        server = f", and the server has {at_server}" if at_server else ""
         parts.append(f"`{method}` {mean_gain(answer.overall, method)} (asks for {asked}{server})")
+    advice = "" if answer.beyond_chance(1) else "We can recommend none over random selection. "
     return (
-        "**Which method, for whom?** It depends on what clients may be asked for. The best of each "
-        f"kind, among methods that have run in all settings: {'; '.join(parts)}."
+        f"**Which method, for whom?** {advice}It depends on what clients may be asked for. The "
+        f"highest mean gains are {'; '.join(parts)}."
     )
 
 
@@ -380,10 +390,7 @@ def not_shown(answer: Answer) -> str:
     clients = _range([draw.num_clients for draw in draws])
     cohorts = _range([draw.cohort_size for draw in draws])
     return (
-        "**What is not shown?** Small gains are not excluded: to be told from chance, a gain in a "
-        f"single regime had to be about {answer.needed():.0f} points, or "
-        f"{answer.needed_if_nested(len(answer.settings)):.0f} "
-        "[if seeds are independent between settings](#seeds). The settings that have run are of "
+        "**What is not shown?** Small gains are not excluded. The settings that have run are of "
         f"{', '.join(data[:-1])} and {data[-1]}, with small models and {clients} clients, of which "
         f"{cohorts} are selected in a round. The answer says nothing about larger models, real "
         "devices, fairness between clients or privacy."
@@ -397,16 +404,16 @@ def _range(numbers: Sequence[int]) -> str:
 def seeds(answer: Answer) -> str:
     """Say how much depends on seeds being crossed with settings."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
-    best = answer.rivals[0]
-    row = answer.overall.loc[best]
+    halves = answer.overall.loc[answer.rivals, ["half", "half_nested"]].median()
     text = (
         "If seeds have an effect on random selection's accuracy that is common to all settings, it "
         f"is hard to see: the p-values of an F test are {answer.p_of_seeds.min():.2f} to "
         f"{answer.p_of_seeds.max():.2f} in the six regimes, each by itself. Without such an "
-        f"effect, the mean gain of `{best}` is {points(row['gain'])} ± {row['half_nested']:.2f}, in "
-        f"place of ± {row['half']:.2f}. A gain in one regime is then beyond chance from about "
-        f"{answer.needed_if_nested(num):.1f} points on, in place of {answer.needed():.1f} (medians "
-        f"over methods and regimes). Then {_ahead_and_behind(answer, 'p_nested')}."
+        f"effect, half the interval of a mean gain is {halves['half_nested']:.2f} in place of "
+        f"{halves['half']:.2f} points (medians over methods), and a gain in one regime is beyond "
+        f"chance from about {answer.needed_if_nested(num):.1f} points on, in place of "
+        f"{answer.needed():.1f} (medians over methods and regimes). Then "
+        f"{_ahead_and_behind(answer, 'p_nested')}."
     )
     if num < num_all:
         text += f" With all {num_all} settings, {answer.needed_if_nested(num_all):.1f} points would"

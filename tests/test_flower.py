@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsim import load_runs, run_experiment
 from fedsim.api.experiments import compose
@@ -259,6 +259,70 @@ def test_an_update_of_another_shape_is_late() -> None:
         return [changed(reply, lambda x: x[:1]) if (t, client) == (1, 0) else reply]
 
     assert late_in(run_with(spoil)) == [[0], [], []]
+
+
+def without_records(reply: Message) -> Message:
+    reply.content.clear()
+    return reply
+
+
+def with_other_numbers(reply: Message) -> Message:
+    reply.content["numbers"] = MetricRecord({"training_loss": [1.0, 2.0]})
+    return reply
+
+
+def with_damaged_arrays(reply: Message) -> Message:
+    arrays = reply.content.array_records["arrays"]
+    for name, array in arrays.items():
+        arrays[name] = Array(array.dtype, array.shape, array.stype, b"damaged")
+    return reply
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize(
+    ("damage", "late"),
+    [(without_records, [0]), (with_damaged_arrays, [0]), (with_other_numbers, [])],
+)
+def test_a_malformed_answer_does_not_end_the_run(
+    damage: Callable[[Message], Message], late: list[int]
+) -> None:
+    def spoil(t: int, client: int, reply: Message) -> list[Message]:
+        return [damage(reply) if (t, client) == (1, 0) else reply]
+
+    run = run_with(spoil)
+    assert late_in(run) == [late, [], []]
+    assert all(value.isfinite().all() for value in run.model.values())
+
+
+class WithAStranger(LocalGrid):
+    """A Grid with a seventh node, which answers the question who it is by `facts`."""
+
+    def __init__(self, grid: LocalGrid, facts: dict[str, Any]) -> None:
+        self.__dict__.update(grid.__dict__)
+        self.facts = facts
+
+    def get_node_ids(self) -> list[int]:
+        return [*super().get_node_ids(), 2000]
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        messages = list(messages)
+        clients = [m for m in messages if m.metadata.dst_node_id != 2000]
+        replies = list(super().send_and_receive(clients, timeout=timeout))
+        for message in messages:
+            if message.metadata.dst_node_id == 2000:
+                message.metadata.__dict__["_message_id"] = "message to the stranger"
+                records = {"facts": ConfigRecord(self.facts)} if self.facts else {}
+                replies.append(Message(RecordDict(records), reply_to=message))
+        return replies
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("facts", [{}, {"client": "six"}, {"client": 2}])
+def test_a_node_with_another_app_is_ignored(facts: dict[str, Any]) -> None:
+    words = (*RUN, *UNEQUAL, "selector=full", "num_rounds=2")
+    example = Example(*words)
+    run = on_nodes(example, WithAStranger(grid_of(example), facts), *words)
+    assert late_in(run) == [[], []]
 
 
 @pytest.mark.usefixtures("empty_folder")

@@ -1,7 +1,11 @@
 """The engine of a deployed run: it asks nodes to do what the simulator's engine computes itself.
 
-The server has no samples of clients, only their numbers n_k. A position of a sample only tells
-whose it is: client k has the next n_k positions after those of client k - 1.
+The server has no samples of clients, only their numbers n_k. Methods get *positions* of samples, as
+in the simulator: those of client k are the n_k integers after the positions of client k - 1. Here a
+position says whose sample it is, and which of this client's samples.
+
+An answer is usable if it has the records that were requested, in the right form. A client without a
+usable answer has the update 0 and is `silent`, or has the loss nan, or the gradient 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsim.core.arrays import Floats, Ints
@@ -24,8 +28,8 @@ from fedsim.flower.secagg import SecureSum
 class RemoteEngine(Engine):
     """Trains and evaluates clients by messages to their `nodes`.
 
-    `local` is the simulator's engine of the run, without the clients' samples: it evaluates models
-    on those of the server. `client_work` describes the work of clients (`messages.engine_of`).
+    `local` is the simulator's engine of the run without the samples of clients. It evaluates models
+    on the server's own samples. `client_work` describes the work of clients (`messages.engine_of`).
     """
 
     def __init__(self, local: Engine, nodes: Nodes, client_work: str) -> None:
@@ -36,8 +40,8 @@ class RemoteEngine(Engine):
         self.silent: set[int] = set()
         """Clients that were asked to train in this round and sent no usable update."""
         self.weights: Floats | None = None
-        """The weights of the selected clients in a secure sum [K]; None: updates come one by
-        one."""
+        """The weights of the selected clients in a secure sum [K], which `Deployment` sets in each
+        round; None: updates come one by one."""
 
     @property
     def description(self) -> str:
@@ -55,11 +59,12 @@ class RemoteEngine(Engine):
     ) -> Cohort:
         """Let clients train. Those that send no usable update become `silent`.
 
-        The update of a silent client is zero. `Deployment` drops the client with its losses, and
-        clears `silent` before each round. `start` must be None: clients start from `params`.
+        The update of a silent client is zero, or in a secure sum the mean of the others.
+        `Deployment` drops the client with its losses, and clears `silent` before each round.
+        `start` must be None: clients start from `params`.
         """
         assert start is None
-        contents = self._training(params, ids, round, lr, correction or Correction())
+        contents = self._train_requests(params, ids, round, lr, correction or Correction())
         if self.weights is not None:
             delta = self._masked_updates(params, ids, round, contents, self.weights)
             return self._cohort(ids, params, delta, round)
@@ -67,7 +72,7 @@ class RemoteEngine(Engine):
         answers = self.nodes.ask(clients, TRAIN, contents)
         updates = []
         for client, answer in zip(clients, answers, strict=True):
-            update = self._arrays(client, answer, params)
+            update = self._usable_arrays(client, answer, params)
             if update is None:
                 self.silent.add(client)
                 update = {name: torch.zeros_like(value) for name, value in params.items()}
@@ -77,17 +82,17 @@ class RemoteEngine(Engine):
         loss, rms_loss = _numbers(answers, "training_loss"), _numbers(answers, "squared_loss")
         return replace(cohort, loss=loss, rms_loss=rms_loss)
 
-    def _training(
+    def _train_requests(
         self, params: Params, ids: Ids, round: int, lr: float, correction: Correction
     ) -> list[RecordDict]:
         """Return the request to train for each client."""
         model = packed(params)
         contents = []
         for row in range(len(ids)):
-            content = self._content(model, round=round, lr=lr, pull=correction.pull)
+            content = self._request(model, round=round, lr=lr, pull=correction.pull)
             if correction.shift is not None:
-                rows = correction.shift.items()
-                content["shift"] = packed({name: value[row] for name, value in rows})
+                shift = {name: values[row] for name, values in correction.shift.items()}
+                content["shift"] = packed(shift)
             contents.append(content)
         return contents
 
@@ -102,10 +107,11 @@ class RemoteEngine(Engine):
         """Let clients train, and return the mean of their updates by `weights` [K] as the update of
         each of them [K, ...].
 
-        The weighted sum that an aggregator forms is then the right one. Clients that are not in the
-        mean become `silent`.
+        If each client has the mean as its update, the weighted mean of an aggregator is the right
+        one. Other aggregators and methods that use single updates are rejected before the run.
+        Clients that are not in the mean become `silent`.
         """
-        # SecAgg+ cuts large numbers off, so no weight is above 1.
+        # SecAgg+ clips large values, so the largest scale is 1. The division below undoes it.
         scales = dict(zip(ids.tolist(), (weights / weights.max()).tolist(), strict=True))
         connected: dict[int, RecordDict] = {}
         for client, content in zip(ids.tolist(), contents, strict=True):
@@ -122,8 +128,11 @@ class RemoteEngine(Engine):
         return delta
 
     def _cohort(self, ids: Ids, params: Params, delta: Params, round: int) -> Cohort:
-        """Return the cohort of clients with the updates `delta` [K, ...]. The server knows how much
-        work it has asked for."""
+        """Return the cohort of clients with the updates `delta` [K, ...].
+
+        The clients do not send their numbers of steps: the server draws the same ones from the
+        streams of the run.
+        """
         sizes = self._sizes[ids]
         steps = self.work.drawn_steps(sizes, self._streams, round, ids)
         samples = map(self.work.num_samples, sizes.tolist(), steps.tolist())
@@ -159,7 +168,7 @@ class RemoteEngine(Engine):
         zeros = torch.zeros(num_values, device=self.data.y.device)
         clients, answers = self._ask(GRADIENTS, params, positions, names=names)
         for client, answer in zip(clients, answers, strict=True):
-            arrays = self._arrays(client, answer, {"gradient": zeros})
+            arrays = self._usable_arrays(client, answer, {"gradient": zeros})
             yield zeros if arrays is None else arrays["gradient"]
 
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
@@ -184,33 +193,38 @@ class RemoteEngine(Engine):
     def _ask(
         self, kind: str, params: Params, positions: Sequence[Ints], **request: Any
     ) -> tuple[list[int], Answers]:
-        """Ask a client about each list of positions; return the clients and their answers.
+        """Ask a client about each list of positions, which are those of one client. Return the
+        clients and their answers.
 
-        A list has positions of one client. If they are not all of its samples, they are sent along,
-        counted from its first sample.
+        If the positions are not all of the client's samples, they are sent along, counted from its
+        first sample.
         """
         model = packed(params)
         clients = []
         contents = []
-        for list_of_one in positions:
-            client = int(np.searchsorted(self._ends, list_of_one[0], side="right"))
+        for of_client in positions:
+            client = int(np.searchsorted(self._ends, of_client[0], side="right"))
             first = self._ends[client] - self._sizes[client]
-            content = self._content(model, **request)
-            if not np.array_equal(list_of_one, np.arange(first, self._ends[client])):
-                content.config_records["request"]["positions"] = (list_of_one - first).tolist()
+            content = self._request(model, **request)
+            if not np.array_equal(of_client, np.arange(first, self._ends[client])):
+                content.config_records["request"]["positions"] = (of_client - first).tolist()
             clients.append(client)
             contents.append(content)
         return clients, self.nodes.ask(clients, kind, contents)
 
-    def _content(self, model: Any, **request: Any) -> RecordDict:
+    def _request(self, model: ArrayRecord, **request: Any) -> RecordDict:
         record = ConfigRecord({"work": self._client_work, **request})
         return RecordDict({"model": model, "request": record})
 
-    def _arrays(self, client: int, answer: RecordDict | None, like: Params) -> Params | None:
+    def _usable_arrays(self, client: int, answer: RecordDict | None, like: Params) -> Params | None:
         """Return the tensors of an answer; None if they do not have the form of those in `like`."""
         if answer is None:
             return None
-        tensors = unpacked(answer, "arrays", self.data.y.device)
+        try:
+            tensors = unpacked(answer, "arrays", self.data.y.device)
+        except Exception as error:  # the bytes of an array may be anything
+            LOG.warning("client %d is ignored: its arrays cannot be read: %s", client, error)
+            return None
         if _forms(tensors) == _forms(like):
             return {name: tensors[name] for name in like}
         LOG.warning("client %d is ignored: %s instead of %s", client, _forms(tensors), _forms(like))
@@ -222,9 +236,14 @@ def _forms(tensors: Params) -> dict[str, str]:
 
 
 def _numbers(answers: Answers, name: str) -> Floats:
-    """Return a number of each answer; nan where there is none."""
+    """Return a number of each answer; nan for an answer without it."""
     values = []
     for answer in answers:
-        numbers: Any = {} if answer is None else answer.metric_records["numbers"]
-        values.append(numbers.get(name, np.nan))
+        record = (
+            MetricRecord()
+            if answer is None
+            else answer.metric_records.get("numbers", MetricRecord())
+        )
+        value = record.get(name)
+        values.append(value if isinstance(value, (int, float)) else np.nan)
     return np.array(values, np.float64)

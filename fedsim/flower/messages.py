@@ -33,6 +33,10 @@ from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import LocalWork
 
 ABOUT = "query.about"
+FACTS = ("client", "samples", "shape", "classes", "answers", "only_masked")
+"""What the answer to `ABOUT` says of a client: its number, its number of samples, the shape of a
+sample, the number of classes, the signals that it answers, and whether it sends only masked
+updates."""
 TRAIN = "train"
 GRADIENTS = "train.gradients"
 LOSSES = "evaluate.losses"

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.core.errors import FedsimError
-from fedsim.flower.messages import ABOUT, num_bytes
+from fedsim.flower.messages import ABOUT, FACTS, num_bytes
 
 LOG = logging.getLogger("flwr")
 POLL_SECONDS = 0.5
@@ -71,13 +71,15 @@ class Nodes:
             if answer is None:
                 continue
             self._known.add(node)
-            facts: dict[str, Any] = dict(answer.config_records["facts"])
-            client = facts["client"]
-            is_one_of_us = 0 <= client < self.num_clients
-            if is_one_of_us and self.facts.setdefault(client, facts) == facts:
+            facts: dict[str, Any] = dict(answer.config_records.get("facts", ConfigRecord()))
+            client: Any = facts.get("client")
+            is_client = isinstance(client, int) and 0 <= client < self.num_clients
+            is_client = is_client and all(name in facts for name in FACTS)
+            if is_client and self.facts.setdefault(client, facts) == facts:
                 self.node_of[client] = node
             else:
-                LOG.warning("node %d is ignored, as a new client or with new data: %s", node, facts)
+                text = "node %d is ignored: it is no client of this run, or has other data: %s"
+                LOG.warning(text, node, facts)
 
     def ask(self, clients: Sequence[int], kind: str, contents: Sequence[RecordDict]) -> Answers:
         """Send each client a message of the type `kind`, and return the answers in this order."""

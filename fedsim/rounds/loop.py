@@ -63,8 +63,9 @@ class Components:
 
     `learning_rate` returns the local learning rate of a round. `eval_every` is the number of rounds
     from one evaluation to the next; fedsim also evaluates after the last round. `first_model`
-    returns the model from which a client trains in the first round in which clients can be reached;
-    None: clients train from the server's model. `client_accuracy` measures the accuracy of each
+    returns the initial model of a client if clients have models of their own. They train from these
+    in the first round in which clients can be reached. None: they train from the server's model.
+    `client_accuracy` measures the accuracy of each
     client at evaluations; None: it is not measured. `now` returns the time of the host's clock in
     seconds. `simulated_clock` measures time on the clients' devices; None: it is not simulated.
     `drop_out` is the probability that a selected client is lost before its update arrives.
@@ -91,9 +92,10 @@ class Components:
 class Simulation:
     """A run: iterating over it runs round after round and yields their records.
 
-    A round raises `SelectionError` if the selector is at fault, `AggregationError` or
-    `AvailabilityError` for these components, and `DivergedError` if updates arrive and none of them
-    is finite. `round` and `params` are then those of the last good round.
+    A round raises `SelectionError` if the selector is at fault, `AggregationError` if it is the
+    aggregator or the local algorithm, `AvailabilityError` if it is the availability model, and
+    `DivergedError` if updates arrive and none of them is finite. `round` and `params` are then
+    those of the last good round.
     """
 
     def __init__(self, components: Components, params: Params) -> None:
@@ -149,6 +151,7 @@ class Simulation:
 
         # 3. Train
         timer.enter("train")
+        # Some selectors collect updates before they select. Those of the others arrive only now.
         is_new = ~clients.server_has(selection.ids)
         cohort = clients.receive(selection.ids) if len(selection.ids) else None
 
@@ -228,9 +231,8 @@ class Simulation:
         if not len(available):
             return Selection(available)
         selector = self.components.selector
-        available = (
-            available.copy()
-        )  # the selector might modify `clients.available`, the same array
+        # The selector might modify `clients.available`, which is the same array.
+        available = available.copy()
         rng = self.components.streams.generator(Purpose.SELECT, t)
         selection = selector.select(t, clients, rng)
         expected_size = None if selector.adaptive else selector.cohort_size(clients)
@@ -250,27 +252,29 @@ class Simulation:
         """Return the updates of the `cohort` that arrive in time and are finite.
 
         The server requests them `asking_seconds` after the start of the round. `is_new` [K] says
-        whose update it did not have before. Without a simulated clock all updates arrive in time,
-        except those of clients that are lost.
+        whose update it did not have before. A client without a new update cannot be lost. Without
+        a simulated clock all updates arrive in time, except those of clients that are lost.
         """
         components = self.components
         parts_done = parts_before_loss(
             components.streams, components.drop_out, context.round, cohort.ids
         )
         parts_done[~is_new] = np.inf
-        arrived = np.isinf(parts_done)
+        is_lost = np.isfinite(parts_done)  # infinity: the client does all of its work
+        arrived = ~is_lost
         seconds = 0.0
         clock = components.simulated_clock
         if clock is not None and context.round_clock is not None:
             assert cohort.durations is not None
-            # not infinity times the duration, which is nan for a duration of 0
-            lost_after = np.where(arrived, np.inf, cohort.durations * np.minimum(parts_done, 1))
+            # `minimum`: infinity times a duration of 0 would be nan
+            seconds_until_loss = cohort.durations * np.minimum(parts_done, 1)
+            lost_after = np.where(is_lost, seconds_until_loss, np.inf)
             arrived, seconds = context.round_clock.wait_for_updates(
                 cohort.ids, cohort.durations, asking_seconds, clock.num_counted, lost_after
             )
         late = cohort.ids[~arrived]
         if len(late):
-            # `receive` has noted all as uploaded. Late ones are not, unless the server had them.
+            # `receive` has noted all as uploaded. Late updates are not, unless the server had them.
             context.ledger.uploaded.difference_update(cohort.ids[~arrived & is_new].tolist())
             if not arrived.any():
                 return Arrivals(late, seconds=seconds)
@@ -316,8 +320,8 @@ class Simulation:
     def _combine(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Cohort:
         """Return the updates that the local algorithm makes for the aggregator.
 
-        The three inner functions take time or a pass over the data, so only an algorithm that calls
-        them pays for them (see `LocalTraining`).
+        It gets the three inner functions and not their results, because these take time or a pass
+        over the data, and most algorithms need none of them (see `LocalTraining`).
         """
         engine = self.components.engine
         aggregator = self.components.aggregator
@@ -329,13 +333,14 @@ class Simulation:
                 return torch.stack(list(engine.client_gradients(self.params, positions)))
 
         def averaging_weights() -> Floats:
-            used = aggregator.weights(cohort) if weights is None else weights
-            return aggregator.averaging_weights(cohort, used)
+            # The selector's weights take precedence over the aggregator's.
+            raw_weights = aggregator.weights(cohort) if weights is None else weights
+            return aggregator.averaging_weights(cohort, raw_weights)
 
         def scales() -> Floats:
             if aggregator.weighting == "uniform":
                 return np.ones(len(cohort.ids))
-            return cohort.sizes / population.sizes.mean()  # n_k N / n
+            return cohort.sizes / population.sizes.mean()  # the size relative to the mean size
 
         training = LocalTraining(
             lr=context.lr,

@@ -16,7 +16,7 @@ from scripts.reproduction.cells import markdown
 
 HEAD = """# Leaderboard
 
-This page lists all submissions to the [selection benchmark](benchmark_rules.md#submit-a-method), the highest
+This page lists all submissions to the [selection benchmark](benchmark_rules.md#submit), the highest
 gain first. A gain is the accuracy of a method minus that of random selection in the same setting,
 regime and seed, in percentage points. It is the mean over the sampled settings in which the method
 has run in all regimes. **Gains over different settings do not compare.** Which gains are beyond

@@ -38,6 +38,8 @@ SKEWS = {
 MODELS = {"cifar": "linear layer on frozen features", "lenet": "LeNet"}
 """The model of each kind of data; the others have an MLP."""
 DRAWS = {draw.name: draw for draw in draw_settings()}
+EARLY_SHARE = 0.2
+"""A share of the rounds."""
 REFERENCES = {"schedule": "*the schedule*", "server": "*the server alone*"}
 """The cells of references that are no selectors."""
 
@@ -401,6 +403,21 @@ def _range(numbers: Sequence[int]) -> str:
     return f"{min(numbers)} to {max(numbers)}"
 
 
+def early(answer: Answer) -> str:
+    """Compare the gains of the drawn methods early and at the end of the rounds."""
+    curves = answer.curves[answer.curves["budget"] == "round"]
+    by_share = curves.groupby(["method", "share"])["gain"].mean()
+    parts = []
+    for method in answer.drawn:
+        first, last = by_share[method, EARLY_SHARE], by_share[method, 1.0]
+        parts.append(f"`{method}` {points(first)} and {points(last)}")
+    return (
+        f"After {100 * EARLY_SHARE:.0f} % of the rounds and in the last round, the mean gains over "
+        f"regimes are: {'; '.join(parts)}. These are gains in single rounds and not in the mean of "
+        "the last four measurements."
+    )
+
+
 def seeds(answer: Answer) -> str:
     """Say how much depends on seeds being crossed with settings."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
@@ -430,6 +447,7 @@ MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "by_setting": by_setting_table,
     "ranks": ranks_table,
     "prices": prices_table,
+    "early": early,
     "changes": changes_table,
     "seeds": seeds,
     "variations": variations_table,

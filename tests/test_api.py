@@ -237,6 +237,15 @@ def test_a_sweep_gives_rows_for_rounds_and_runs(lanes: int | None) -> None:
     assert [len(result) for result in (sweep, sweep[1:])] == [4, 3]
 
 
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_a_sweep_with_a_job_that_cannot_begin_still_has_its_frames(lanes: int | None) -> None:
+    """The digits cannot be divided among 900 clients by two shards each."""
+    sweep = run_sweep([*WORDS, "partition=shards", "num_clients=20,900"], lanes=lanes)
+    assert [result.status for result in sweep] == ["done", "data"]
+    assert sweep.runs["status"].tolist() == ["done", "data"]
+    assert sweep.rounds["num_clients"].unique().tolist() == [20]
+
+
 def test_a_callback_that_fails_ends_all_runs_of_a_sweep() -> None:
     def fail(plan: Plan, record: Record) -> None:
         if plan.settings.seed == 1:
@@ -347,6 +356,19 @@ def test_a_report_is_drawn_as_its_file_says(tmp_path: Path) -> None:
     path.write_text("style: papr")
     with pytest.raises(FedsimError, match=re.escape(f"{path}: style=papr: must be paper")):
         fedsim.load_report(tmp_path)
+
+
+def test_a_report_is_found_by_its_name_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for selector in ("gpfl", "random"):
+        write_run(Path("outputs/mine"), [0.1, 0.2], [[0], [1]], choices={"selector": selector})
+    Path("outputs/mine/report").mkdir()
+    Path("outputs/mine/report/report.yaml").write_text("names: {gpfl: GPFL}")
+    presentation = fedsim.load_report("mine").presentation
+    assert presentation is not None
+    assert presentation.names == {"gpfl": "GPFL"}
 
 
 def test_a_report_asks_which_of_several_settings_it_shall_draw(tmp_path: Path) -> None:

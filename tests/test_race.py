@@ -245,6 +245,7 @@ def test_a_finished_race_runs_nothing_and_overwriting_repeats_its_runs(runs: Run
             "selector=full,oort seed=range(9) lr=1",
             "lr: is not a known key\n.*keys of the race itself: alpha, batch",
         ),
+        ("selector=full,oort,afl seed=range(9) stop_at=0.4", "stop_at=.*: ends runs near the same"),
     ],
 )
 def test_mistakes_are_reported_before_a_run(words: str, message: str, tmp_path: Path) -> None:

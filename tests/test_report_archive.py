@@ -87,6 +87,16 @@ def test_a_report_of_an_archive_has_the_tables_and_verdicts_of_the_folders(tmp_p
     assert copy.read_bytes() == archive.read_bytes()
 
 
+def test_the_window_of_a_report_does_not_change_the_archive(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / "runs", [0.1, 0.2, 0.3], [[0], [1], [2]], seed=seed)
+    options = ["--no-figures", "--window", "1", "--archive", str(tmp_path / "a.parquet")]
+    assert make_report([str(tmp_path / "runs"), "--to", str(tmp_path / "report"), *options]) == 0
+    [first, second] = read_archive(tmp_path / "a.parquet")  # leaves damaged runs out
+    assert (first.seed, second.seed) == (0, 1)
+    assert first.summary["final_accuracy"] == pytest.approx(0.2)
+
+
 def test_an_archive_has_a_row_for_each_round(tmp_path: Path) -> None:
     write_table_2(tmp_path / "runs")
     write_archive(read_runs(tmp_path / "runs"), tmp_path / "runs", tmp_path / "a.parquet")

@@ -87,11 +87,20 @@ def test_rounds_up_to_the_warm_up_are_not_pruned(warmup: int | None, spared: int
     trials.add_trial(
         optuna.create_trial(value=0.9, intermediate_values=dict.fromkeys(range(1, 9), 0.9))
     )
-    rounds = TrialRounds(trials.ask())
+    rounds = TrialRounds(trials.ask(), 11)
     for round in range(1, 9):
         assert (rounds.see(round, 0.1) is None) == (round <= spared)
         assert rounds.see(1, 0.9) is None  # one that a killed run repeats counts once
         assert rounds.seen == round
+
+
+def test_optuna_gets_the_mean_over_the_final_window() -> None:
+    trial = optuna.create_study(direction="maximize").ask()
+    rounds = TrialRounds(trial, 2)
+    for round, accuracy in enumerate([0.1, 0.2, 0.4], 1):
+        rounds.see(round, accuracy)
+    reported = trial.study.trials[0].intermediate_values
+    assert reported == pytest.approx({1: 0.1, 2: 0.15, 3: 0.3})
 
 
 @pytest.mark.parametrize(
@@ -119,6 +128,7 @@ def test_rounds_up_to_the_warm_up_are_not_pruned(warmup: int | None, spared: int
             {"hydra/launcher": "must be basic"},
         ),
         ("optimizer.lr=interval(0.1,0.3) seed=interval(0,5)", {"seed": "single values"}),
+        ("optimizer.lr=interval(0.1,0.3) stop_at=0.4", {"stop_at": "ends runs near the same"}),
     ],
 )
 def test_mistakes_in_any_corner_are_told_before_a_run(words: str, told: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Tuning: the spaces that selectors declare, the points in them, and the runs that are made."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,23 @@ def test_the_best_point_is_printed_and_nothing_runs_twice(
     assert [path.stat().st_mtime_ns for path in runs] == stamps
 
 
+def test_points_that_are_not_valid_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """With 20 clients, power_of_choice can have up to 20 of the 10 to 50 candidates of its space.
+    The command is that of `fedsim tune --help`, with less work."""
+    words = ["selector=oort,power_of_choice", "partition=shards_1,iid", "seed=0,1"]
+    args = Namespace(overrides=words, config_name="config", config_dir=None, config_path=None)
+    tuning = tune.Tuning(args, tune.TuneSettings())
+    points = [point.words for point in tuning.tuned["power_of_choice"].points]
+    candidates = [int(words[0].partition("=")[2]) for words in points[1:]]
+    assert points[0] == ()
+    assert candidates
+    assert all(5 <= number <= 20 for number in candidates)
+    assert (
+        "power_of_choice: selector.num_candidates=30 is not valid here" in capsys.readouterr().out
+    )
+    assert len(tuning.tuned["oort"].points) == 9
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -96,6 +114,8 @@ def test_the_best_point_is_printed_and_nothing_runs_twice(
         ("selector=oort points=0", "points=0: must be >= 1"),
         ("selector=oort points=64", "points=64: must be at most 63"),
         ("selector=oort lr=1", "lr: is not a known key\n.*keys of the tune itself: points"),
+        ("selector=oort stop_at=0.4", "stop_at=.*0.4.*: ends runs near the same accuracy"),
+        ("selector=oort cohort_size=99", "cohort_size=99: must"),
     ],
 )
 def test_mistakes_are_reported_before_a_run(words: str, error: str, tmp_path: Path) -> None:

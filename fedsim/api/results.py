@@ -122,7 +122,7 @@ class RunResult:
     @property
     def run(self) -> Run:
         """The run as reports have it."""
-        summary = {"choices": dict(self.plan.choices), **self.summary}
+        summary = {"choices": dict(self.plan.choices), **self.summary, "status": self.status}
         return Run(self.folder, self.plan.config, summary)
 
     def plot(self, x: str = "rounds", axes: "Axes | None" = None) -> "Axes":
@@ -264,7 +264,7 @@ def load_report(source: str | PathLike[str]) -> Report:
 
     fedsim.load_report("outputs/default").plot(x="bytes")
     """
-    report = Report(_read(source), report_folder(Path(source)))
+    report = Report(_read(source), report_folder(find_source(fspath(source))))
     _ = report.presentation  # raises an error in its file here
     return report
 

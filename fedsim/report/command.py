@@ -159,11 +159,11 @@ def run(options: Namespace) -> int:
         runs += read_source(source)
     for word in options.where:
         runs = filtered(runs, word)
-    runs = with_window(runs, options.window)
+    shown = with_window(runs, options.window)
     if options.archive is not None:
-        write_archive(runs, sources[0], options.archive)
+        write_archive(runs, sources[0], options.archive)  # as they were run
     report(
-        runs,
+        shown,
         sources[0],
         options.to,
         with_figures=not options.no_figures,

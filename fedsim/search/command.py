@@ -4,7 +4,7 @@
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,7 @@ def run(words: Sequence[str]) -> int:
         except ConfigError as error:
             problems += error.problems
     check(*(with_own_keys(problem, OWN_KEYS) for problem in dict.fromkeys(problems)))
+    check(stop_at_problem(plan.config for plan in plans))
     require_room(plans)
     # 3. Search.
     with STOP.working():
@@ -73,6 +74,13 @@ def take_settings(args: Namespace, keys: Collection[str]) -> dict[str, Any]:
     return values
 
 
+def stop_at_problem(configs: Iterable[Mapping[str, Any]]) -> Problem | None:
+    """Return the problem of runs that end near one accuracy: none of them is the best."""
+    targets = [config["stop_at"] for config in configs if config["stop_at"] is not None]
+    fault = "ends runs near the same accuracy, so they cannot be ranked by it"
+    return rule(not targets, "stop_at", targets[:1], fault, "leave it out")
+
+
 def with_own_keys(problem: Problem, keys: Collection[str], command: str = "search") -> Problem:
     """Return `problem`. If it is about an unknown key, its remedy also names the command's keys."""
     if problem.rule != UNKNOWN_KEY:
@@ -88,8 +96,8 @@ def _parser() -> ArgumentParser:
         "                     [pruner=median|none] [search_seed=0]\n"
         "                     [words of a run: key=value ..., --config-dir DIR]",
         description="Searches in everything that is swept over except seeds, of which a trial is "
-        "the mean. The value of a trial is the final accuracy (the mean of the last 11 rounds). A "
-        "trial whose accuracy is below the median of earlier ones at the same round is pruned "
+        "the mean. The value of a trial is the final accuracy, the mean of the last `final_window` "
+        "rounds. A trial whose accuracy is below the median of earlier ones at the same round is pruned "
         "(never with pruner=none, in the first 5 trials, `startup`, and in the first quarter of "
         "the rounds, `warmup`): its run is saved, and `fedsim` with its words resumes it. The same "
         "command resumes the search; with trials=40 it adds to what is there.",

@@ -37,7 +37,7 @@ from fedsim.jobs.sweep import Attempts
 from fedsim.results.frames import CEILING, CONTROL, REFERENCE
 from fedsim.results.statistics import Difference
 from fedsim.running.outcome import Outcome
-from fedsim.search.command import take_settings, with_own_keys
+from fedsim.search.command import stop_at_problem, take_settings, with_own_keys
 from fedsim.tracking.tables import CONSOLE, print_line
 
 
@@ -315,6 +315,7 @@ def run(words: Sequence[str]) -> int:
     settings = checks.run(construct, RaceSettings, values, "") or RaceSettings()
     jobs = checks.run(compose_words, args) or []
     check(*(with_own_keys(problem, keys, "race") for problem in checks.problems))
+    check(stop_at_problem(job.config for job in jobs))
     race = Race(jobs, settings)
     code = run_jobs(jobs, ["race", *words], race.batches)
     race.print_table()

@@ -34,7 +34,7 @@ from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.core.record import Record, mean_of_last
 from fedsim.core.text import command
 from fedsim.jobs.sweep import Attempts
-from fedsim.results.reading import DamagedError, Rounds, read_metrics
+from fedsim.results.reading import DamagedError, Rounds, read_metrics, window_of
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import EXIT_CODES, STOP
 from fedsim.tracking.tables import CONSOLE, print_line
@@ -197,12 +197,13 @@ class TrialRounds:
     """The rounds of a trial's first run, which decide whether Optuna's `trial` is pruned.
 
     After each round Optuna gets the accuracy of that time, smoothed as the final accuracy is: the
-    mean of the latest rounds.
+    mean of the latest `window` rounds.
     """
 
-    def __init__(self, trial: Any) -> None:
+    def __init__(self, trial: Any, window: int) -> None:
         self.pruned = False
         self._trial = trial
+        self._window = window
         self._accuracies: list[float | None] = []
 
     @property
@@ -218,7 +219,7 @@ class TrialRounds:
         if round <= self.seen:  # a killed run repeats the rounds since its checkpoint
             return None
         self._accuracies.append(accuracy)
-        smoothed = mean_of_last(self._accuracies)
+        smoothed = mean_of_last(self._accuracies, self._window)
         if smoothed is not None and accuracy is not None:
             self._trial.report(smoothed, round)
             self.pruned = self.pruned or self._trial.should_prune()
@@ -233,7 +234,7 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     # 1. Show Optuna the rounds of the first run that are on file. If it prunes the trial there, the
     #    run stays as it is. A run that has ended for good cannot be pruned any more.
     first = plans[0]
-    rounds = TrialRounds(trial)
+    rounds = TrialRounds(trial, window_of(first.config))
     recorded = outcome_on_file(first)
     if not first.settings.overwrite and not changed_since(recorded.summary, first.config):
         with suppress(DamagedError):  # the run itself reports it in step 2

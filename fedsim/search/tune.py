@@ -22,7 +22,7 @@ from rich.table import Table
 
 from fedsim.config.build import construct
 from fedsim.config.command_line import read_words
-from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.config.sources import known_choices
@@ -32,7 +32,7 @@ from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, at_least, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.sweep import Attempts
-from fedsim.search.command import take_settings, with_own_keys
+from fedsim.search.command import stop_at_problem, take_settings, with_own_keys
 from fedsim.search.race import accuracies_of
 from fedsim.tracking.tables import CONSOLE, print_line, show_share
 
@@ -147,7 +147,8 @@ class Tuning:
     - `without`: the selectors that declare none.
     - `jobs`: all jobs; `Tuned.jobs` has their numbers.
 
-    Raises `ConfigError` if no selector declares a search space.
+    Points that are not valid in a setting are left out, and printed. Raises `ConfigError` if no
+    selector declares a search space, or if a default is not valid.
     """
 
     def __init__(self, args: Namespace, settings: TuneSettings) -> None:
@@ -167,10 +168,18 @@ class Tuning:
                 self.tuned[name] = Tuned()
                 for point in points_of(space, settings.points):
                     jobs = compose([*words, f"selector={name}", *point.words])
+                    try:
+                        check_jobs(jobs)
+                    except ConfigError:
+                        if not point.words:  # the default: the fault is in the user's words
+                            raise
+                        print_line(f"{name}: {' '.join(point.words)} is not valid here")
+                        continue
                     self._add(self.tuned[name], point, jobs)
         remedy = "a line `tune:` at the head of a selector's file does (docs/benchmark_rules.md)"
         fault = "declare no search space"
         check(rule(bool(self.tuned), "selector", ",".join(names), fault, remedy))
+        check(stop_at_problem(job.config for job in self.jobs))
 
     def _add(self, tuned: Tuned, point: TunePoint, jobs: list[ComposedJob]) -> None:
         """Add a point with its jobs, unless an earlier one has the same config.

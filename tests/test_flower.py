@@ -1,5 +1,6 @@
 """Runs over nodes of Flower against the simulator: equal choices, equal ledgers, equal bits."""
 
+import copy
 import itertools
 import os
 import subprocess
@@ -23,7 +24,7 @@ from fedsim import load_runs, run_experiment
 from fedsim.api.experiments import compose
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.flower import Example, command, example, strategy
+from fedsim.flower import Example, Selecting, client_app, command, example, strategy
 from fedsim.flower.engine import RemoteEngine
 from fedsim.flower.messages import engine_of, packed
 from fedsim.results.reading import read_summary
@@ -294,6 +295,59 @@ def test_a_malformed_answer_does_not_end_the_run(
     assert all(value.isfinite().all() for value in run.model.values())
 
 
+@pytest.mark.usefixtures("empty_folder")
+def test_a_round_begins_when_a_node_is_connected() -> None:
+    """In the third look, before round 2, no node is connected."""
+    words = (*RUN, *UNEQUAL, "selector=full", "num_rounds=3")
+    example = Example(*words)
+    grid, undisturbed = grid_of(example), on_nodes(example, grid_of(example), *words)
+    nodes = grid.get_node_ids()
+    looks = itertools.count(1)
+    grid.get_node_ids = lambda: [] if next(looks) == 3 else nodes  # type: ignore[method-assign]
+    run = on_nodes(example, grid, *words, "overwrite=true")
+    assert next(looks) > 4
+    assert late_in(run) == [[], [], []]
+    for name, value in undisturbed.model.items():
+        assert torch.equal(run.model[name], value)
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_run_without_any_node_ends_and_can_be_resumed() -> None:
+    words = (*RUN, *UNEQUAL, "selector=full", "num_rounds=3")
+    example = Example(*words)
+    grid = grid_of(example)
+    nodes = grid.get_node_ids()
+    looks = itertools.count(1)
+    grid.get_node_ids = lambda: nodes if next(looks) < 3 else []  # type: ignore[method-assign]
+    with pytest.raises(FedsimError, match="for 1 s no node has been connected"):
+        on_nodes(example, grid, *words)
+    assert len(on_nodes(example, grid_of(example), *words).records) == 3
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_frozen_tensors_must_be_those_of_the_server() -> None:
+    words = (*RUN, *UNEQUAL, "selector=full", "num_rounds=1")
+    example = Example(*words)
+
+    def model_with_frozen_bias(value: float) -> torch.nn.Module:
+        model = copy.deepcopy(example.model())
+        *_, bias = model.parameters()
+        bias.requires_grad_(False).fill_(value)
+        return model
+
+    def load(context: Any) -> Any:
+        return example.samples(context.node_config["partition-id"])
+
+    def run(value_at_clients: float) -> None:
+        app = client_app(lambda: model_with_frozen_bias(value_at_clients), load)
+        selecting = Selecting(*words, model=model_with_frozen_bias(1.0), server=example.server())
+        selecting.start(LocalGrid(app, range(NUM_CLIENTS)), timeout=1)
+
+    with pytest.raises(FedsimError, match=r"other frozen tensors than .* clients \[0, 1, 2, 3, 4"):
+        run(2.0)
+    run(1.0)
+
+
 class WithAStranger(LocalGrid):
     """A Grid with a seventh node, which answers the question who it is by `facts`."""
 
@@ -484,6 +538,17 @@ def test_a_client_makes_no_objects_of_classes_outside_the_engine() -> None:
 ONLY_SIMULATED = ["clients=label_noise", "init_seed=per_client", "availability=cycles"]
 
 
+def test_augmentation_is_rejected() -> None:
+    words = (*RUN, "dataset=digits", "dataset.augment=crop_flip")
+    with pytest.raises(ConfigError, match=r"dataset\.augment='crop_flip': only the simulator"):
+        Selecting(*words, model=torch.nn.Linear(1, 1))
+
+
+def test_models_of_different_sizes_are_different_runs() -> None:
+    names = {Selecting(*RUN, model=torch.nn.Linear(n, 3)).plan.folder.name for n in (8, 8, 20)}
+    assert len(names) == 2
+
+
 @pytest.mark.parametrize("word", ONLY_SIMULATED)
 def test_what_only_the_simulator_can_do_is_rejected(word: str) -> None:
     with pytest.raises(ConfigError, match="only the simulator can do that"):
@@ -534,6 +599,21 @@ def test_new_writes_an_app_whose_two_sides_work_together(monkeypatch: pytest.Mon
     server.main(LocalGrid(client.app, range(6)), None)
     (metrics,) = Path("outputs/default").glob("flower-oort-s0-*/metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 1
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_new_keeps_the_users_words_and_takes_a_folder_of_any_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path("FL (2024), x=1")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    command.run(Namespace(folder=Path("a"), words=[*RUN, "output_dir=mine", "checkpoint.every=5"]))
+    command.run(Namespace(folder=Path("b"), words=list(RUN)))
+    first, second = (Path(name, "client_app.py").read_text() for name in ("a", "b"))
+    assert "outputs" not in first
+    assert "checkpoint.every=1" not in first
+    assert "FL (2024), x=1/outputs" in second
 
 
 @pytest.mark.usefixtures("empty_folder")

@@ -1,6 +1,6 @@
 """Deployments with `secure_aggregation=true`: SecAgg+ of Flower over an in-process Grid."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
+from torch import Tensor
 
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.flower import Example, LabelledSamples, Selecting, ServerData, client_app
-from tests.flower_grid import LocalGrid
+from fedsim.flower.messages import unpacked
+from tests.flower_grid import LocalGrid, context_of
 from tests.flower_runs import NUM_CLIENTS, RUN, Run, grid_of, on_nodes, simulated
 from tests.test_flower import SERVER, UNEQUAL
 
@@ -144,7 +146,80 @@ def test_an_app_may_send_only_masked_updates() -> None:
         grid.app(Message(question, 1000, "train"), grid.contexts[1000])
 
 
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("kind", ["train.gradients", "evaluate.losses", "evaluate.accuracies"])
+def test_an_app_with_masked_updates_answers_nothing_about_chosen_samples(kind: str) -> None:
+    app = client_app(lambda: torch.nn.Linear(8, 3), lambda _: None, only_masked=True)  # type: ignore
+    with pytest.raises(FedsimError, match="this app does not answer"):
+        app(Message(RecordDict({}), 1000, kind), context_of(1000, 0))
+
+
+def spoiled(grid: LocalGrid, spoil: Callable[[Message], list[Message]]) -> LocalGrid:
+    """Return the grid with other answers of node 1001 to training."""
+    send_and_receive = grid.send_and_receive
+
+    def spoil_answers(messages: Any, *, timeout: float | None = None) -> list[Message]:
+        replies: list[Message] = []
+        for reply in send_and_receive(messages, timeout=timeout):
+            is_spoiled = reply.metadata.message_type == "train"
+            is_spoiled = is_spoiled and reply.metadata.src_node_id == 1001
+            replies += spoil(reply) if is_spoiled else [reply]
+        return replies
+
+    grid.send_and_receive = spoil_answers  # type: ignore[method-assign]
+    return grid
+
+
+def without_records(reply: Message) -> list[Message]:
+    reply.content.clear()
+    return [reply]
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize(
+    ("spoil", "late"), [(without_records, [*range(NUM_CLIENTS)]), (lambda reply: [reply] * 2, [])]
+)
+def test_a_malformed_answer_spoils_the_sum_and_a_second_one_does_not(
+    spoil: Callable[[Message], list[Message]], late: list[int]
+) -> None:
+    words = (*RUN, *UNEQUAL, *SERVER, *SECURE, "selector=full", "num_rounds=2")
+    example = Example(*words)
+    run = on_nodes(example, spoiled(grid_of(example), spoil), *words)
+    assert [record["late"] for record in run.records] == [late] * 2
+
+
+class Scaled(torch.nn.Module):
+    """A linear layer times a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(8, 3)
+        self.scale = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.layer(x)
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_parameter_without_dimensions_is_summed() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 8, generator=rng)
+    y = x[:, :3].argmax(1)
+    server = ServerData(LabelledSamples(x, y))
+    grid = LocalGrid(client_app(Scaled, lambda _: (x, y)), range(NUM_CLIENTS))
+    models = []
+    for words in (SECURE[1:], SECURE):
+        selecting = Selecting(*RUN, *words, "num_rounds=2", model=Scaled(), server=server)
+        result = selecting.start(grid, timeout=1)
+        models.append(unpacked(RecordDict({"model": result.arrays}), "model", torch.device("cpu")))
+    assert models[0]["scale"] != 1
+    for name, value in models[0].items():
+        torch.testing.assert_close(models[1][name], value, rtol=0, atol=1e-4)
+
+
 REJECTED = {
+    "cohort_size=1": "cohort_size=1: does not work with SecAgg",
     "selector=aocs": "selector='aocs': does not work with SecAgg",
     "aggregator=dp_fedavg": "aggregator='dp_fedavg': does not work with SecAgg",
     "local_algorithm=scaffold": "local_algorithm='scaffold': does not work with SecAgg",

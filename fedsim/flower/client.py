@@ -14,7 +14,7 @@ from fedsim.core.arrays import Floats, Ints
 from fedsim.core.errors import FedsimError, check, rule
 from fedsim.core.types import Cohort, Correction, Params
 from fedsim.engine.engine import Engine
-from fedsim.flower.messages import ANSWERS, engine_of, packed, unpacked
+from fedsim.flower.messages import ANSWERS, digest_of_frozen, engine_of, packed, unpacked
 from fedsim.flower.secagg import is_of_secagg, secagg_mod, to_mask
 
 DEFAULT_ANSWERS = frozenset(ANSWERS) - {Signal.LABEL_COUNTS}
@@ -59,11 +59,14 @@ def client_app(
     `make_model` returns a new model. `load` returns the samples x [n, ...] of the node as the model
     takes them, and their labels y [n], int64 from 0 on. The client computes on the device of its
     samples. `answers` are the signals that this app answers, of those in `ANSWERS`. With
-    `only_masked` it sends its update only if SecAgg+ masks it (`secure_aggregation=true`). The
+    `only_masked` it sends its update only if SecAgg+ masks it (`secure_aggregation=true`), and
+    answers no questions but that for label counts. The
     config of the node must have the client's number, from 0 on, as `partition-id`.
     """
     for signal in answers:
         check(rule(signal in ANSWERS, "answers", signal, f"must be one of {', '.join(ANSWERS)}"))
+    if only_masked:  # gradients and losses of chosen samples would disclose the samples
+        answers = frozenset(answers) & {Signal.LABEL_COUNTS}
     app = ClientApp()
     engines: dict[tuple[str, int], Engine] = {}
 
@@ -82,15 +85,17 @@ def client_app(
 
     @app.query("about")
     def about(message: Message, context: Context) -> Message:
+        client = _client_of(context)
         x, y = load(context)
         facts = ConfigRecord(
             {
-                "client": _client_of(context),
+                "client": client,
                 "samples": len(y),
                 "shape": list(x.shape[1:]),
-                "classes": int(y.max()) + 1,
+                "classes": int(y.max()) + 1 if len(y) else 0,
                 "answers": sorted(answers),
                 "only_masked": only_masked,
+                "frozen": digest_of_frozen(make_model()),
             }
         )
         wants_labels = message.content.config_records["request"]["labels"]

@@ -1,5 +1,6 @@
 """`fedsim flower new DIR selector=...`: write the app of a deployment, ready for `flwr run`."""
 
+import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -82,8 +83,13 @@ def run(options: Namespace) -> int:
     folder: Path = options.folder.absolute()
     text = "exists already"
     check(rule(not folder.exists(), "folder", str(folder), text, "name another folder"))
-    words = [*options.words, f"output_dir={folder.parent / 'outputs'}", "checkpoint.every=1"]
-    if not any(word.startswith("tracker") for word in words):
+    words = list(options.words)
+    typed = {word.partition("=")[0] for word in words}
+    outputs = json.dumps(str(folder.parent / "outputs"))  # in quotes: it may hold any character
+    for key, value in (("output_dir", outputs), ("checkpoint.every", "1")):
+        if key not in typed:
+            words.append(f"{key}={value}")
+    if not any(key.startswith("tracker") for key in typed):
         words.append("tracker=console")
     plans = compose(words)
     if len(plans) > 1:

@@ -12,6 +12,7 @@ without any, the question is about all of them. The answer holds `facts`, or `nu
 | `evaluate.accuracies` | the share of its samples that the model classifies correctly |
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -29,14 +30,15 @@ from fedsim.core.types import ClientPositions, Params
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
+from fedsim.engine.model import traveling
 from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import LocalWork
 
 ABOUT = "query.about"
-FACTS = ("client", "samples", "shape", "classes", "answers", "only_masked")
+FACTS = ("client", "samples", "shape", "classes", "answers", "only_masked", "frozen")
 """What the answer to `ABOUT` says of a client: its number, its number of samples, the shape of a
-sample, the number of classes, the signals that it answers, and whether it sends only masked
-updates."""
+sample, the number of classes, the signals that it answers, whether it sends only masked updates,
+and `digest_of_frozen`."""
 TRAIN = "train"
 GRADIENTS = "train.gradients"
 LOSSES = "evaluate.losses"
@@ -83,6 +85,19 @@ def _trusted(node: dict[str, Any]) -> dict[str, Any]:
     if not target.startswith(TRUSTED):
         raise FedsimError(f"the server names {target}; clients use only classes of {TRUSTED}*")
     return node
+
+
+def digest_of_frozen(model: nn.Module) -> str:
+    """Return a digest of the saved tensors of a model that client and server do not send each
+    other, such as frozen parameters. They must be equal at both."""
+    digest = hashlib.sha256()
+    sent = traveling(model)
+    for name, tensor in sorted(model.state_dict().items()):
+        if name not in sent:
+            values = tensor.detach().cpu().flatten().view(torch.uint8)
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(values.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def packed(tensors: Params) -> ArrayRecord:

@@ -59,6 +59,17 @@ class Nodes:
             time.sleep(POLL_SECONDS)
             self.refresh()
 
+    def wait_for_any(self) -> None:
+        """Wait until a client is connected. Raises `FedsimError` after `timeout`."""
+        end = time.monotonic() + self.timeout
+        self.refresh()
+        while not self.node_of:
+            if time.monotonic() > end:
+                text = f"for {self.timeout:g} s no node has been connected"
+                raise FedsimError(f"{text}; start the nodes, and the same run resumes")
+            time.sleep(POLL_SECONDS)
+            self.refresh()
+
     def refresh(self) -> None:
         """Find out which clients are connected now, and ask new nodes who they are."""
         connected = set(self.grid.get_node_ids())
@@ -94,15 +105,17 @@ class Nodes:
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None
     ) -> Iterable[Message]:
-        """Send messages, and return the replies. Counts the bytes of both."""
+        """Send messages, and return the first reply to each. Counts the bytes of all."""
         messages = list(messages)
         for message in messages:
             self.bytes_down += num_bytes(message.content)
-        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
-        for reply in replies:
+        first_replies: dict[str, Message] = {}
+        for reply in self.grid.send_and_receive(messages, timeout=timeout):
             if reply.has_content():
                 self.bytes_up += num_bytes(reply.content)
-        return replies
+            # A second reply to a message counts for nothing.
+            first_replies.setdefault(reply.metadata.reply_to_message_id, reply)
+        return list(first_replies.values())
 
     def _exchange(self, nodes: Sequence[int], kind: str, contents: Sequence[RecordDict]) -> Answers:
         """Send messages to nodes, and return the answers that come in time."""
@@ -115,6 +128,5 @@ class Nodes:
             if reply.has_error():
                 LOG.warning("node %d: %s", reply.metadata.src_node_id, reply.error.reason)
                 continue
-            # Replies come in any order. A second reply to a message counts for nothing.
-            answers.setdefault(reply.metadata.reply_to_message_id, reply.content)
+            answers[reply.metadata.reply_to_message_id] = reply.content  # they come in any order
         return [answers.get(message.metadata.message_id) for message in messages]

@@ -33,7 +33,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Params
-from fedsim.flower.nodes import Nodes
+from fedsim.flower.nodes import LOG, Nodes
 
 MAX_CLIENTS = 1000
 """Maximum number of clients of a sum. With Flower's defaults, sums are computed modulo 1024 times
@@ -69,7 +69,8 @@ class SecureSum(SecAggPlusWorkflow):
         """Run the protocol. Return the sum of the scaled updates and the ids of its clients.
 
         The tensors of the sum have the names, shapes, types and devices of those of `like`. Returns
-        ({}, []) if fewer than two thirds of the clients answer in some stage.
+        ({}, []) if fewer than two thirds of the clients answer in some stage, or if an answer
+        cannot be read.
         """
         config = ConfigRecord({Key.CURRENT_ROUND: self.round})
         # The workflow insists on parameters. Those of fedsim are in `content_of`.
@@ -84,7 +85,11 @@ class SecureSum(SecAggPlusWorkflow):
         )
         grid: Any = self.nodes  # they have the methods of Flower's grid, and count the bytes
         for stage in stages:
-            if not stage(grid, context, workflow_state):
+            try:
+                if not stage(grid, context, workflow_state):
+                    return {}, []
+            except Exception as error:  # an answer may hold anything
+                LOG.warning("no secure sum in round %d: %s", self.round, error)
                 return {}, []
         clients = [self.client_of[proxy.node_id] for proxy, _ in self._results]
         if not clients:
@@ -140,7 +145,8 @@ def to_mask(update: Params, scale: float) -> RecordDict:
     """
     arrays = []
     for name in sorted(update):
-        values = update[name].cpu().numpy().astype(np.float64) * scale
+        # Flower masks an array without dimensions wrongly.
+        values = np.atleast_1d(update[name].cpu().numpy().astype(np.float64)) * scale
         if not np.isfinite(values).all():
             raise FedsimError(f"the update of {name} holds a nan or infinity")
         arrays.append(values)

@@ -35,7 +35,7 @@ from fedsim.core.types import (
 )
 from fedsim.engine.model import initial
 from fedsim.flower.engine import RemoteEngine
-from fedsim.flower.messages import ANSWERS, packed
+from fedsim.flower.messages import ANSWERS, digest_of_frozen, packed
 from fedsim.flower.nodes import LOG, Nodes
 from fedsim.flower.secagg import MAX_CLIENTS
 from fedsim.partitions.division import Division
@@ -77,7 +77,8 @@ class Selecting(Strategy):
         self.server = server
         check(*_unfit(self.simulated))
         if self.plan.settings.secure_aggregation:
-            check(*_unfit_for_sums(self.simulated, has_server=server is not None))
+            has_server = server is not None and len(server.test.y) > 0
+            check(*_unfit_for_sums(self.simulated, has_server=has_server))
 
     def start(self, grid: Grid, timeout: float = 3600) -> Result:  # type: ignore[override]
         """Run all rounds, or those that are missing in the run's folder; return the final model.
@@ -90,6 +91,8 @@ class Selecting(Strategy):
         self.grid = grid
         self.timeout = timeout
         outcome = execute(self.plan, builder=self._build)
+        if outcome.skipped:
+            LOG.warning("the run had ended before: nothing was run (overwrite=true runs it again)")
         if not outcome.final:
             raise FedsimError(outcome.summary["error"]) from outcome.cause
         run = RunResult(self.plan, outcome.status, outcome.summary)
@@ -121,6 +124,11 @@ class Selecting(Strategy):
             rule(not empty, "num_clients", settings.num_clients, fault, "give each node samples"),
             *self._unanswered(needs, facts),
         )
+        frozen = digest_of_frozen(self.model)
+        others = [fact["client"] for fact in facts if fact["frozen"] != frozen]
+        fault = f"has other frozen tensors than the models of the clients {others}"
+        remedy = "make_model must return a model with the weights of the server's"
+        check(rule(not others, "model", self.plan.choices["model"], fault, remedy))
         sizes = np.array([fact["samples"] for fact in facts], np.int64)
         num_classes = max(fact["classes"] for fact in facts)
         shape = tuple(facts[0]["shape"])
@@ -195,6 +203,9 @@ def _deployed(plan: Plan, words: tuple[str, ...], model: nn.Module) -> Plan:
     for group in mine.keys() - typed:
         config[group] = {"name": mine[group]}
         choices[group] = mine[group]
+    if "model" not in typed:  # so that models of one class and different sizes are different runs
+        shapes = {name: list(value.shape) for name, value in initial(model).items()}
+        config["model"]["shapes"] = shapes
     digest = hash_config(config)
     name = f"flower-{choices['selector']}-s{plan.settings.seed}-{digest[:8]}"
     folder = plan.folder.with_name(name)
@@ -210,6 +221,7 @@ def _unfit(plan: Plan) -> Iterator[Problem | None]:
         "test_on": settings.test_on,
         "init_seed": "per_client" if settings.init_seed == "per_client" else None,
         "local.holdout_fraction": plan.local.holdout_fraction,
+        "dataset.augment": plan.config["dataset"].get("augment"),
     }
     availability = instantiate(settings.availability, Availability, "availability")
     if availability.needs_labels:
@@ -242,6 +254,8 @@ def _unfit_for_sums(plan: Plan, has_server: bool) -> Iterator[Problem | None]:
     many = f"{text}the sum of more than {MAX_CLIENTS} clients may overflow"
     num_clients = settings.num_clients
     yield rule(num_clients <= MAX_CLIENTS, "num_clients", num_clients, many)
+    alone = f"{text}the sum over one client is its update"
+    yield rule(settings.cohort_size >= 2, "cohort_size", settings.cohort_size, alone)
     losses = f"{text}the clients would send single losses to evaluate the model"
     yield rule(has_server, "server", None, losses, "give the server test samples: ServerData(test)")
 
@@ -260,7 +274,7 @@ class Deployment(Simulation):
     def step(self) -> Record:
         """Run the next round, and return its record with what was measured on the network."""
         nodes = self.engine.nodes
-        nodes.refresh()
+        nodes.wait_for_any()
         nodes.bytes_down = nodes.bytes_up = 0
         self.engine.silent.clear()
         record = super().step()
@@ -276,7 +290,7 @@ class Deployment(Simulation):
 
     def _context(self, t: int) -> RoundContext:
         context = super()._context(t)
-        connected = list(self.engine.nodes.node_of)
+        connected = np.array(list(self.engine.nodes.node_of), np.int64)
         return replace(context, available=np.intersect1d(context.available, connected))
 
     def _select(self, t: int, clients: Clients, available: Ids) -> Selection:

@@ -97,10 +97,10 @@ def _parser() -> ArgumentParser:
         "                     [words of a run: key=value ..., --config-dir DIR]",
         description="Searches in everything that is swept over except seeds, of which a trial is "
         "the mean. The value of a trial is the final accuracy, the mean of the last `final_window` "
-        "rounds. A trial whose accuracy is below the median of earlier ones at the same round is pruned "
-        "(never with pruner=none, in the first 5 trials, `startup`, and in the first quarter of "
-        "the rounds, `warmup`): its run is saved, and `fedsim` with its words resumes it. The same "
-        "command resumes the search; with trials=40 it adds to what is there.",
+        "rounds. A trial whose accuracy is below the median of earlier ones at the same round is "
+        "pruned (never with pruner=none, in the first 5 trials, `startup`, and in the first "
+        "quarter of the rounds, `warmup`): its run is saved, and `fedsim` with its words resumes "
+        "it. The same command resumes the search; with trials=40 it adds to what is there.",
         epilog="example: fedsim search 'optimizer.lr=tag(log,interval(0.01,0.3))' "
         "selector=gpfl,random seed=0,1",
         allow_abbrev=False,

@@ -18,7 +18,7 @@ from fedsim.flower.messages import ABOUT, FACTS, num_bytes
 
 LOG = logging.getLogger("flwr")
 POLL_SECONDS = 0.5
-"""The time between two looks at who is connected, before round 1."""
+"""The time between two looks at who is connected."""
 Answers = list[RecordDict | None]
 
 
@@ -48,27 +48,27 @@ class Nodes:
 
     def wait_for_all(self) -> None:
         """Wait until all clients are connected. Raises `FedsimError` after `timeout`."""
-        end = time.monotonic() + self.timeout
-        self.refresh()
-        while len(self.node_of) < self.num_clients:
-            if time.monotonic() > end:
-                missing = sorted(set(range(self.num_clients)) - set(self.node_of))
-                fault = f"after {self.timeout:g} s no node is connected for the clients {missing}"
-                remedy = "start nodes with these numbers as partition-id, or lower num_clients"
-                raise FedsimError(f"num_clients={self.num_clients}: {fault}; {remedy}")
-            time.sleep(POLL_SECONDS)
-            self.refresh()
+        if not self._wait_for(self.num_clients):
+            missing = sorted(set(range(self.num_clients)) - set(self.node_of))
+            fault = f"after {self.timeout:g} s no node is connected for the clients {missing}"
+            remedy = "start nodes with these numbers as partition-id, or lower num_clients"
+            raise FedsimError(f"num_clients={self.num_clients}: {fault}; {remedy}")
 
     def wait_for_any(self) -> None:
         """Wait until a client is connected. Raises `FedsimError` after `timeout`."""
+        if not self._wait_for(1):
+            text = f"for {self.timeout:g} s no node has been connected"
+            raise FedsimError(f"{text}; start the nodes, and the same run resumes")
+
+    def _wait_for(self, count: int) -> bool:
+        """Wait until `count` clients are connected, at most `timeout` seconds. Return whether they
+        are."""
         end = time.monotonic() + self.timeout
         self.refresh()
-        while not self.node_of:
-            if time.monotonic() > end:
-                text = f"for {self.timeout:g} s no node has been connected"
-                raise FedsimError(f"{text}; start the nodes, and the same run resumes")
+        while len(self.node_of) < count and time.monotonic() <= end:
             time.sleep(POLL_SECONDS)
             self.refresh()
+        return len(self.node_of) >= count
 
     def refresh(self) -> None:
         """Find out which clients are connected now, and ask new nodes who they are."""

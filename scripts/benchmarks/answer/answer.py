@@ -109,10 +109,10 @@ class Answer:
         return [name for name in self.rivals if name in names]
 
     def needed(self) -> float:
-        """Return the gain that lies just beyond chance: the median over methods and regimes, with
-        Holm's first factor."""
-        rows = self.intervals.dropna(subset=["half", "p_holm"])
-        quantiles = rows["df"].map(lambda df: t_quantile(1 - ALPHA / 2 / len(rows), df))
+        """Return the gain that lies just beyond chance: the median over regimes and the methods
+        that have run in most settings, with Holm's first factor."""
+        rows, probability = self._tests()
+        quantiles = rows["df"].map(lambda df: t_quantile(probability, df))
         return float((rows["error"] * quantiles).median())
 
     def needed_if_nested(self, num_settings: int) -> float:
@@ -122,9 +122,16 @@ class Answer:
         For more settings than have run, it supposes that gains spread as they do so far: the
         squared error of a mean falls with the number of settings.
         """
-        rows = self.intervals.dropna(subset=["half", "p_holm"])
+        rows, probability = self._tests()
         errors = rows["error_nested"] * (rows["settings"] / num_settings) ** 0.5
-        return float(errors.median()) * t_quantile(1 - ALPHA / 2 / len(rows), num_settings - 1)
+        return float(errors.median()) * t_quantile(probability, num_settings - 1)
+
+    def _tests(self) -> tuple[pd.DataFrame, float]:
+        """Return the gains of methods that have run in most settings, and the probability of the
+        quantile that the lowest p-value of all tests must pass."""
+        tests = self.intervals.dropna(subset=["half", "p_holm"])
+        is_complete = tests["settings"] == tests["settings"].max()
+        return tests[is_complete], 1 - ALPHA / 2 / len(tests)
 
     @cached_property
     def p_of_seeds(self) -> pd.Series:

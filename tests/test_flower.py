@@ -26,7 +26,7 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.flower import Example, Selecting, client_app, command, example, strategy
 from fedsim.flower.engine import RemoteEngine
-from fedsim.flower.messages import engine_of, packed
+from fedsim.flower.messages import digest_of_frozen, engine_of, packed
 from fedsim.results.reading import read_summary
 from tests.clocks import NEED_A_CLOCK
 from tests.flower_grid import LocalGrid, through_bytes
@@ -346,6 +346,14 @@ def test_frozen_tensors_must_be_those_of_the_server() -> None:
     with pytest.raises(FedsimError, match=r"other frozen tensors than .* clients \[0, 1, 2, 3, 4"):
         run(2.0)
     run(1.0)
+
+
+def test_the_count_of_batches_is_no_frozen_tensor() -> None:
+    used = torch.nn.BatchNorm1d(2)
+    used(torch.zeros(3, 2))
+    assert digest_of_frozen(used) == digest_of_frozen(torch.nn.BatchNorm1d(2))
+    fixed = torch.nn.BatchNorm1d(2).requires_grad_(False)
+    assert digest_of_frozen(fixed) != digest_of_frozen(used)
 
 
 class WithAStranger(LocalGrid):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedsim.core.arrays import Floats, Ints
@@ -239,11 +239,7 @@ def _numbers(answers: Answers, name: str) -> Floats:
     """Return a number of each answer; nan for an answer without it."""
     values = []
     for answer in answers:
-        record = (
-            MetricRecord()
-            if answer is None
-            else answer.metric_records.get("numbers", MetricRecord())
-        )
-        value = record.get(name)
+        record = None if answer is None else answer.metric_records.get("numbers")
+        value = None if record is None else record.get(name)
         values.append(value if isinstance(value, (int, float)) else np.nan)
     return np.array(values, np.float64)

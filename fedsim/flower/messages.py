@@ -36,9 +36,9 @@ from fedsim.engine.schedule import LocalWork
 
 ABOUT = "query.about"
 FACTS = ("client", "samples", "shape", "classes", "answers", "only_masked", "frozen")
-"""What the answer to `ABOUT` says of a client: its number, its number of samples, the shape of a
-sample, the number of classes, the signals that it answers, whether it sends only masked updates,
-and `digest_of_frozen`."""
+"""Names in the answer to `ABOUT`: the client's number, its number of samples, the shape of a sample,
+the number of classes, the signals that it answers, whether it sends only masked updates, and
+`digest_of_frozen`."""
 TRAIN = "train"
 GRADIENTS = "train.gradients"
 LOSSES = "evaluate.losses"
@@ -88,12 +88,13 @@ def _trusted(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest_of_frozen(model: nn.Module) -> str:
-    """Return a digest of the saved tensors of a model that client and server do not send each
-    other, such as frozen parameters. They must be equal at both."""
+    """Return a digest of the saved floating-point tensors of a model that client and server do not
+    send each other, such as frozen parameters. They must be equal at both. Integers, such as
+    BatchNorm's count of batches, may differ."""
     digest = hashlib.sha256()
     sent = traveling(model)
     for name, tensor in sorted(model.state_dict().items()):
-        if name not in sent:
+        if name not in sent and tensor.is_floating_point():
             values = tensor.detach().cpu().flatten().view(torch.uint8)
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
             digest.update(values.numpy().tobytes())

@@ -135,7 +135,7 @@ class Answer:
 
     @cached_property
     def p_of_seeds(self) -> pd.Series:
-        """For each regime, the p-value of the hypothesis that seeds have no effect on random
+        """The p-values by regime of the hypothesis that seeds have no effect on random
         selection's accuracy that is common to all settings."""
         table = self.finals.xs(REFERENCE, level="method").unstack("seed").dropna()
         regimes = table.groupby(scores.REGIME)

@@ -36,7 +36,7 @@ from fedsim.engine.schedule import LocalWork
 
 ABOUT = "query.about"
 FACTS = ("client", "samples", "shape", "classes", "answers", "only_masked", "frozen")
-"""Names in the answer to `ABOUT`: the client's number, its number of samples, the shape of a sample,
+"""Names in the answer to `ABOUT`: the client's number, its number of samples, a sample's shape,
 the number of classes, the signals that it answers, whether it sends only masked updates, and
 `digest_of_frozen`."""
 TRAIN = "train"

@@ -63,6 +63,11 @@ class Answer:
         """Each method's mean gain over regimes with its interval, the highest gain first."""
         return _mean_gains(self.gains).sort_values("gain", ascending=False)
 
+    def overall_after(self, num_rounds: int) -> pd.DataFrame:
+        """Return `overall` over the regimes with so many rounds. It is not tested."""
+        gains = self.gains.xs(num_rounds, level="num_rounds", drop_level=False)
+        return _mean_gains(gains).drop(columns="p_holm")
+
     @cached_property
     def overall_at(self) -> dict[str, pd.DataFrame]:
         """`overall` after as many rounds as random selection, at its simulated time and at its
@@ -75,17 +80,19 @@ class Answer:
 
     @property
     def methods(self) -> list[str]:
-        """All methods by their mean gain: first those that have run in all settings. Controls and
-        references are among them."""
-        is_complete = self.overall["settings"] == len(self.settings)
-        return [*self.overall.index[is_complete], *self.overall.index[~is_complete]]
+        """The methods that have run in all settings, by their mean gain. Controls are among them,
+        and references if they have run everywhere."""
+        return list(self.overall.index[self.overall["settings"] == len(self.settings)])
+
+    @property
+    def partial_methods(self) -> list[str]:
+        """The methods and references that have run in some settings only, by their mean gain."""
+        return list(self.overall.index[self.overall["settings"] < len(self.settings)])
 
     @property
     def rivals(self) -> list[str]:
         """The methods that have run in all settings, without controls and references."""
-        is_complete = self.overall["settings"] == len(self.settings)
-        others = (*CONTROLS, *NO_METHODS)
-        return [name for name in self.overall.index[is_complete] if name not in others]
+        return [name for name in self.methods if name not in (*CONTROLS, *NO_METHODS)]
 
     @property
     def settings(self) -> list[str]:
@@ -96,7 +103,7 @@ class Answer:
     @cached_property
     def classes(self) -> dict[str, str]:
         """The class of each method (`class_of`)."""
-        return {name: class_of(name) for name in self.methods}
+        return {name: class_of(name) for name in self.overall.index}
 
     def beyond_chance(self, sign: int, p: str = "p_holm") -> list[str]:
         """Return the methods that gain (1) or lose (-1) beyond chance in at least one regime.
@@ -108,38 +115,34 @@ class Answer:
         names = set(rows.index[is_beyond].get_level_values("method"))
         return [name for name in self.rivals if name in names]
 
-    def needed(self) -> float:
-        """Return the gain that lies just beyond chance: the median over regimes and the methods
-        that have run in most settings, with Holm's first factor."""
-        rows, probability = self._tests()
+    def needed(self, gains: pd.DataFrame) -> float:
+        """Return the gain that lies just beyond chance.
+
+        `gains` are `intervals` or `overall`. The result is the median over the methods that have
+        run in most settings, and over regimes, with Holm's first factor.
+        """
+        rows, probability = _tests(gains)
         quantiles = rows["df"].map(lambda df: t_quantile(probability, df))
         return float((rows["error"] * quantiles).median())
 
-    def needed_if_nested(self, num_settings: int) -> float:
+    def needed_if_nested(self, gains: pd.DataFrame, num_settings: int) -> float:
         """Return `needed` if seeds are independent between settings, and all methods run in so many
         settings.
 
         For more settings than have run, it supposes that gains spread as they do so far: the
         squared error of a mean falls with the number of settings.
         """
-        rows, probability = self._tests()
+        rows, probability = _tests(gains)
         errors = rows["error_nested"] * (rows["settings"] / num_settings) ** 0.5
         return float(errors.median()) * t_quantile(probability, num_settings - 1)
 
-    def _tests(self) -> tuple[pd.DataFrame, float]:
-        """Return the gains of methods that have run in most settings, and the probability of the
-        quantile that the lowest p-value of all tests must pass."""
-        tests = self.intervals.dropna(subset=["half", "p_holm"])
-        is_complete = tests["settings"] == tests["settings"].max()
-        return tests[is_complete], 1 - ALPHA / 2 / len(tests)
-
     @cached_property
     def p_of_seeds(self) -> pd.Series:
-        """The p-values by regime of the hypothesis that seeds have no effect on random
-        selection's accuracy that is common to all settings."""
-        table = self.finals.xs(REFERENCE, level="method").unstack("seed").dropna()
-        regimes = table.groupby(scores.REGIME)
-        return regimes.apply(lambda rows: inference.p_of_seeds(rows.to_numpy()))
+        """The p-values of the hypothesis that seeds have no effect on a gain that is common to all
+        settings, by method and regime."""
+        gains = self.gains.loc[self.rivals].dropna()
+        groups = gains.groupby(["method", *scores.REGIME])
+        return groups.apply(lambda rows: inference.p_of_seeds(rows.to_numpy()))
 
     @cached_property
     def ranks(self) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -156,7 +159,8 @@ class Answer:
     def overall_references(self) -> pd.DataFrame:
         """The mean gains of `references` over regimes, as `overall`. That of the schedule is over
         step and cosine."""
-        return pd.concat([_mean_gains(table) for table in self._reference_gains])
+        rows = [_mean_gains(table) for table in self._reference_gains]
+        return pd.concat(rows).drop(columns="p_holm")
 
     @cached_property
     def _reference_gains(self) -> list[pd.DataFrame]:
@@ -226,6 +230,14 @@ class Answer:
                 row = inference.intervals(table).reset_index()
                 rows.append(row.assign(budget=budget, share=share))
         return pd.concat(rows, ignore_index=True)
+
+
+def _tests(gains: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    """Return the gains of methods that have run in most settings, and the probability of the
+    quantile that the lowest p-value of all tests must pass."""
+    tests = gains.dropna(subset=["half", "p_holm"])
+    is_complete = tests["settings"] == tests["settings"].max()
+    return tests[is_complete], 1 - ALPHA / 2 / len(tests)
 
 
 def _mean_gains(gains: pd.DataFrame) -> pd.DataFrame:

@@ -27,12 +27,15 @@ CURVE_ENDS: Ends = (-8, 6)
 
 
 def overview(answer: Answer) -> Figure:
-    """Draw each method's mean gain over regimes with its interval: a panel for each budget."""
+    """Draw each method's mean gain over regimes with its interval: a panel for each budget.
+
+    The mark is filled if the mean gain is beyond chance.
+    """
     panels: dict[str, pd.DataFrame] = {}
     for budget, rows in answer.overall_at.items():
         if not panels:  # equal rounds; the references are no runs that spend bytes and time
             rows = pd.concat([rows, answer.overall_references])
-        panels[f"at {budget}"] = rows.drop(columns="p_holm")  # mean gains are not tested
+        panels[f"at {budget}"] = rows
     label = "mean gain over random selection in percentage points, with 95 % interval"
     return _forest(answer, panels, label, (-8, 6))
 
@@ -67,9 +70,12 @@ def _forest(answer: Answer, panels: Mapping[str, pd.DataFrame], label: str, ends
     for axes, (title, rows) in zip(all_axes, panels.items(), strict=True):
         axes.set_title(title)
         axes.axvline(0, color="0.4", linewidth=0.7)
-        for name, row in rows.iterrows():
+        for name in labels:
+            if name not in rows.index:
+                continue
+            row = rows.loc[name]
             colour = GREY if name in CONTROLS else "black"
-            _draw_gain(axes, heights[str(name)], row, colour, ends)
+            _draw_gain(axes, heights[name], row, colour, ends)
         axes.grid(axis="y", color="0.85")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fedsim.benchmark.rules import CONTROLS, HORIZONS, SCHEDULES, VARIATIONS, draw_settings
+from fedsim.benchmark.rules import CONTROLS, HORIZONS, SCHEDULES, VARIATIONS, Draw, draw_settings
 from fedsim.results.frames import REFERENCE
 from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer import scores
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
 from scripts.benchmarks.answer.scores import FIRST_BLOCK, NO_METHODS
+from scripts.benchmarks.answer.tuning import COLLAPSE
 from scripts.reproduction.cells import markdown
 
 REGIMES = [(schedule, num_rounds) for num_rounds in HORIZONS for schedule in SCHEDULES]
@@ -62,17 +63,13 @@ def gain(row: pd.Series) -> str:
 
 
 def mean_gain(rows: pd.DataFrame, method: str) -> str:
-    """Return a method's mean gain over regimes with half its interval, "" without one. Mean gains
-    are not tested."""
-    return gain(rows.loc[method].drop("p_holm")) if method in rows.index else ""
+    """Return a method's mean gain over regimes with half its interval, for a sentence."""
+    return gain(rows.loc[method].drop("p_holm", errors="ignore"))
 
 
-def name_of(answer: Answer, method: str) -> str:
-    """Return a method's cell: italic for controls and references, with the number of settings if it
-    has not run in all of them."""
-    text = f"*{method}*" if method in (*CONTROLS, *NO_METHODS) else method
-    num = int(answer.intervals.loc[method, "settings"].min())
-    return text if num == len(answer.settings) else f"{text} ({num})"
+def name_of(method: str) -> str:
+    """Return a method's cell: italic for controls and references."""
+    return f"*{method}*" if method in (*CONTROLS, *NO_METHODS) else method
 
 
 # --- tables ---
@@ -83,19 +80,32 @@ def means_table(answer: Answer) -> str:
     first, then the references."""
     rows = []
     for method in answer.methods:
-        cells = [mean_gain(means, method) for means in answer.overall_at.values()]
-        rows.append([name_of(answer, method), answer.classes[method], *cells])
+        cells = [gain(means.loc[method]) for means in answer.overall_at.values()]
+        rows.append([name_of(method), answer.classes[method], *cells])
     for method, name in REFERENCES.items():
         if method in answer.overall_references.index:
-            rows.append([name, "", mean_gain(answer.overall_references, method), "", ""])
+            rows.append([name, "", gain(answer.overall_references.loc[method]), "", ""])
     return markdown(["method", "asks for", *answer.overall_at], rows)
+
+
+def partial_table(answer: Answer) -> str:
+    """Show the mean gains of methods that have run in some settings only."""
+    settings_of = answer.gains.dropna().reset_index("setting").groupby("method")["setting"]
+    rows = []
+    for method in answer.partial_methods:
+        cells = [gain(means.loc[method]) for means in answer.overall_at.values()]
+        names = ", ".join(settings_of.get_group(method).unique())
+        rows.append([name_of(method), answer.classes[method], *cells, names])
+    if not rows:
+        return "All methods have run in all settings."
+    return markdown(["method", "asks for", *answer.overall_at, "settings"], rows)
 
 
 def gains_table(answer: Answer) -> str:
     """Show each method's gain in each regime, the highest mean gain first, then the references."""
     rows = []
     for method in answer.methods:
-        rows.append([name_of(answer, method), *_by_regime(answer.intervals, method)])
+        rows.append([name_of(method), *_by_regime(answer.intervals, method)])
     for method, name in REFERENCES.items():
         if method in answer.references.index.unique("method"):
             rows.append([name, *_by_regime(answer.references, method)])
@@ -117,11 +127,16 @@ def _ahead_and_behind(answer: Answer, p: str) -> str:
     better, worse = answer.beyond_chance(1, p), answer.beyond_chance(-1, p)
     num_all = len(answer.rivals)
     if not better and not worse:
-        return f"{_methods([], num_all)} ahead of random selection or behind it beyond chance"
+        return _none_beyond(answer)
     return (
         f"{_methods(better, num_all)} ahead of random selection beyond chance, and "
         f"{_methods(worse, num_all)} behind it"
     )
+
+
+def _none_beyond(answer: Answer) -> str:
+    none = _methods([], len(answer.rivals))
+    return f"{none} ahead of random selection or behind it beyond chance"
 
 
 def _by_regime(rows: pd.DataFrame, method: str) -> list[str]:
@@ -137,9 +152,9 @@ def ranks_table(answer: Answer) -> str:
     for method, of_method in mean_ranks.iterrows():
         name = f"*{method}*" if method in CONTROLS else str(method)
         rows.append([name, *(f"{of_method[regime]:.1f}" for regime in REGIMES)])
-    labels = {"critical": "*critical difference*", "friedman": "*Friedman's p*"}
-    for key, label in labels.items():
-        rows.append([label, *(f"{tests.loc[key, regime]:.2g}" for regime in REGIMES)])
+    criticals = [f"{tests.loc['critical', regime]:.1f}" for regime in REGIMES]
+    p_values = [f"{tests.loc['friedman', regime]:.2g}" for regime in REGIMES]
+    rows += [["*critical difference*", *criticals], ["*Friedman's p*", *p_values]]
     return f"{_ranks_in_words(answer)}\n\n{markdown(['method', *HEADER], rows)}"
 
 
@@ -178,8 +193,7 @@ def prices_table(answer: Answer) -> str:
                 of_horizon = of_method.xs(num_rounds, level="num_rounds")
                 cells.append(share(float(of_horizon.median())))
         reached = np.isfinite(answer.prices["bytes"].xs(method, level="method")).mean()
-        name = method if method == REFERENCE else name_of(answer, method)
-        rows.append([name, *cells, f"{100 * reached:.0f} %"])
+        rows.append([name_of(method), *cells, f"{100 * reached:.0f} %"])
     header = [f"{cost}, {num}" for cost in ("bytes", "time") for num in HORIZONS]
     table = markdown(["method", *header, "reached"], rows)
     failures = answer.failures[answer.failures > 0]
@@ -197,7 +211,7 @@ def changes_table(answer: Answer) -> str:
         if row["settings"] > 1:
             without_one = f"{points(row['lowest'])} to {points(row['highest'])}"
         others = [points(value) for value in row.drop(["settings", "gain", "lowest", "highest"])]
-        rows.append([name_of(answer, str(method)), points(row["gain"]), without_one, *others])
+        rows.append([name_of(str(method)), points(row["gain"]), without_one, *others])
     columns = list(changes.columns)
     others = [DATA.get(name, name) for name in columns[columns.index("median") :]]
     return markdown(["method", "gain", "without one setting", *others], rows)
@@ -211,9 +225,10 @@ def tuning_table(answer: Answer) -> str:
     for method in [REFERENCE, *(name for name in answer.rivals if name in answer.tuning.index)]:
         row = answer.tuning.loc[method]
         shares = [f"{100 * row[name]:.0f} %" for name in ("same", "edge", "lower", "own")]
-        costs = [f"{row[name]:.2f}" for name in ("too_low", "too_high")]
-        rows.append([method, *costs, *shares])
-    costs = ["rate one step too low", "rate one step too high"]
+        costs = [f"{row[name]:.1f}" for name in ("too_low", "too_high")]
+        collapses = f"{row['collapses']:.0f} of {row['with_higher']:.0f}"
+        rows.append([method, *costs, collapses, *shares])
+    costs = ["lower rate costs", "higher rate costs", "collapses"]
     shares = ["same as random", "at the edge", f"lower at {HORIZONS[1]}", "other values"]
     return markdown(["method", *costs, *shares], rows)
 
@@ -241,7 +256,7 @@ def by_setting_table(answer: Answer) -> str:
         draw = DRAWS[setting]
         cells = [points(means.loc[setting, method]) for method in methods]
         rows.append([setting, SKEWS[draw.skew], *cells])
-    return markdown(["setting", "division", *(name_of(answer, name) for name in methods)], rows)
+    return markdown(["setting", "division", *map(name_of, methods)], rows)
 
 
 def variations_table(answer: Answer) -> str:
@@ -291,18 +306,34 @@ def sentences(answer: Answer) -> str:
 def whether(answer: Answer) -> str:
     """Say how many methods gain or lose beyond chance, and how large a gain had to be."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
-    verdict = "In some regimes" if answer.beyond_chance(1) else "We do not see it"
+    better, worse = (_beyond_in_the_mean(answer, "equal rounds", sign) for sign in (1, -1))
+    verdict = "In some cases" if answer.beyond_chance(1) or better else "We do not see it"
     title = f"**Does selection pay? {verdict}**"
     if num < num_all:
         title += f" (preliminary, {num} of {num_all} settings)"
+    in_regimes = _ahead_and_behind(answer, "p_holm")
+    if in_regimes == _none_beyond(answer) and not better and not worse:
+        tests = f"{in_regimes}, neither in a regime nor in the mean over regimes"
+    else:
+        of_means = f"{_methods(better, len(answer.rivals))} ahead, and {len(worse)} behind"
+        tests = f"{in_regimes} in a regime. In the mean over regimes, {of_means}"
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
     return (
-        f"{title}. With a learning rate of its own for each method, "
-        f"{_ahead_and_behind(answer, 'p_holm')} in a regime. The largest of these gains is "
-        f"{points(largest)} points. To be told from chance, it had to be about "
-        f"{answer.needed():.0f}, or {answer.needed_if_nested(num):.0f} [if seeds are independent "
-        "between settings](#seeds)."
+        f"{title}. With a learning rate of its own for each method, {tests}. But these tests are "
+        f"weak: a gain in a regime had to be about {answer.needed(answer.intervals):.1f} points, "
+        f"and a mean gain {answer.needed(answer.overall):.1f}. The largest gain in a regime is "
+        f"{points(largest)}. [If seeds are independent between settings](#seeds), a gain had to be "
+        f"{answer.needed_if_nested(answer.intervals, num):.1f} points, and a mean gain "
+        f"{answer.needed_if_nested(answer.overall, num):.1f}."
     )
+
+
+def _beyond_in_the_mean(answer: Answer, budget: str, sign: int) -> list[str]:
+    """Return the methods whose mean gain (1) or loss (-1) over regimes is beyond chance, after
+    Holm's correction over all methods."""
+    rows = answer.overall_at[budget].loc[answer.rivals]
+    is_beyond = (rows["p_holm"] < ALPHA) & (np.sign(rows["gain"]) == sign)
+    return list(rows.index[is_beyond])
 
 
 def _methods(names: Sequence[str], num_all: int) -> str:
@@ -320,8 +351,7 @@ def _listed(names: Sequence[str]) -> str:
 def how_much(answer: Answer) -> str:
     """Say what the best method gains, how much any may gain, and what a wrong rate costs."""
     best = answer.rivals[0]
-    by_horizon = answer.intervals.loc[best, "gain"].groupby("num_rounds").mean()
-    parts = [f"{points(by_horizon[num])} with {num} rounds" for num in HORIZONS]
+    parts = [f"{mean_gain(answer.overall_after(num), best)} with {num} rounds" for num in HORIZONS]
     of_rivals = answer.overall.loc[answer.rivals]
     highest = float((of_rivals["gain"] + of_rivals["half"]).max())
     median = answer.changes.loc[best, "median"]
@@ -343,10 +373,11 @@ def _rate(answer: Answer) -> str:
     """Say what a wrong learning rate costs random selection, if trials are there."""
     if not len(answer.trials):
         return ""
-    costs = answer.tuning.loc[REFERENCE]
+    row = answer.tuning.loc[REFERENCE]
     return (
-        f" For comparison, a learning rate three times too high costs random selection "
-        f"{costs['too_high']:.1f} points, and one three times too low {costs['too_low']:.1f}."
+        " For comparison, a learning rate three times too high costs random selection more than "
+        f"{COLLAPSE} points in {row['collapses']:.0f} of {row['with_higher']:.0f} cases (settings "
+        f"with schedules). One three times too low costs {row['too_low']:.1f} points on average."
     )
 
 
@@ -364,9 +395,24 @@ def at_what_price(answer: Answer) -> str:
         name = means[budget].loc[answer.rivals, "gain"].idxmax()
         if name != best:
             others.append(f"at {budget} it is {mean_gain(means[budget], name)} (`{name}`)")
-    if not others:
-        return f"{text}No method has more."
-    return f"{text}The highest mean gain is another: {' and '.join(others)}."
+    if others:
+        text += f"The highest mean gain is another: {' and '.join(others)}."
+    else:
+        text += "No method has more."
+    return f"{text}{_losses_at_equal_bytes(answer)}"
+
+
+def _losses_at_equal_bytes(answer: Answer) -> str:
+    """Name the methods whose interval at equal bytes is below zero, and those of them that lose
+    beyond chance."""
+    rows = answer.overall_at["equal bytes"].loc[answer.rivals].sort_values("gain")
+    losing = rows[rows["gain"] + rows["half"] < 0]
+    if not len(losing):
+        return ""
+    parts = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
+    beyond = _beyond_in_the_mean(answer, "equal bytes", -1)
+    verdict = f" ({_listed(beyond)} beyond chance)" if beyond else ""
+    return f" Methods that ask many clients lose at equal bytes: {', '.join(parts)}{verdict}."
 
 
 def for_whom(answer: Answer) -> str:
@@ -380,8 +426,9 @@ def for_whom(answer: Answer) -> str:
         parts.append(f"`{method}` {mean_gain(answer.overall, method)} (asks for {asked}{server})")
     advice = "" if answer.beyond_chance(1) else "We can recommend none over random selection. "
     return (
-        f"**Which method, for whom?** {advice}It depends on what clients may be asked for. The "
-        f"highest mean gains are {'; '.join(parts)}."
+        f"**Which method, for whom?** {advice}It depends on what clients may be asked for. Among "
+        "the methods that ask for the same, the highest mean gains (if above zero) are "
+        f"{'; '.join(parts)}."
     )
 
 
@@ -391,12 +438,29 @@ def not_shown(answer: Answer) -> str:
     draws = [DRAWS[name] for name in answer.settings]
     clients = _range([draw.num_clients for draw in draws])
     cohorts = _range([draw.cohort_size for draw in draws])
+    missing = _missing(draws)
+    without = f" These have not run yet: {', '.join(missing)}." if missing else ""
     return (
         "**What is not shown?** Small gains are not excluded. The settings that have run are of "
         f"{', '.join(data[:-1])} and {data[-1]}, with small models and {clients} clients, of which "
-        f"{cohorts} are selected in a round. The answer says nothing about larger models, real "
-        "devices, fairness between clients or privacy."
+        f"{cohorts} are selected in a round.{without} The answer says nothing about larger models, "
+        "real devices, fairness between clients or privacy."
     )
+
+
+def _missing(draws: Sequence[Draw]) -> list[str]:
+    """Return the data, models, divisions and numbers of clients that no setting has had that has
+    run."""
+    names = {**DATA, "lenet": MODELS["lenet"]}
+    missing: list[str] = []
+    for draw in DRAWS.values():
+        if draw.stratum not in {other.stratum for other in draws}:
+            missing.append(names[draw.stratum])
+        if draw.skew not in {other.skew for other in draws}:
+            missing.append(SKEWS[draw.skew])
+        if draw.num_clients not in {other.num_clients for other in draws}:
+            missing.append(f"{draw.num_clients:,} clients")
+    return list(dict.fromkeys(missing))
 
 
 def _range(numbers: Sequence[int]) -> str:
@@ -422,19 +486,24 @@ def seeds(answer: Answer) -> str:
     """Say how much depends on seeds being crossed with settings."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
     halves = answer.overall.loc[answer.rivals, ["half", "half_nested"]].median()
+    p_values = answer.p_of_seeds
+    needed = answer.needed_if_nested(answer.intervals, num)
     text = (
-        "If seeds have an effect on random selection's accuracy that is common to all settings, it "
-        f"is hard to see: the p-values of an F test are {answer.p_of_seeds.min():.2f} to "
-        f"{answer.p_of_seeds.max():.2f} in the six regimes, each by itself. Without such an "
-        f"effect, half the interval of a mean gain is {halves['half_nested']:.2f} in place of "
-        f"{halves['half']:.2f} points (medians over methods), and a gain in one regime is beyond "
-        f"chance from about {answer.needed_if_nested(num):.1f} points on, in place of "
-        f"{answer.needed():.1f} (medians over methods and regimes). Then "
+        f"For each method and regime, an F test asks whether seeds have such an effect on the gain."
+        f" Of {len(p_values)} tests, {100 * (p_values < ALPHA).mean():.0f} % have p < {ALPHA:g}. "
+        f"Without any effect it would be {100 * ALPHA:.0f} % of independent tests.\n\n"
+        "If there is none, half the interval of a mean gain is "
+        f"{halves['half_nested']:.2f} in place of {halves['half']:.2f} points (medians over "
+        f"methods). A gain in one regime is beyond chance from about {needed:.1f} points on, in "
+        f"place of {answer.needed(answer.intervals):.1f} (medians over methods and regimes). Then "
         f"{_ahead_and_behind(answer, 'p_nested')}."
     )
     if num < num_all:
-        text += f" With all {num_all} settings, {answer.needed_if_nested(num_all):.1f} points would"
-        text += " do, if gains vary between settings as they do so far."
+        needed_in_all = answer.needed_if_nested(answer.intervals, num_all)
+        text += (
+            f" With all {num_all} settings, {needed_in_all:.1f} points would do, if gains vary "
+            "between settings as they do so far."
+        )
     return text
 
 
@@ -443,6 +512,7 @@ MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "settings": settings_table,
     "not_run": not_run,
     "means": means_table,
+    "partial": partial_table,
     "gains": gains_table,
     "by_setting": by_setting_table,
     "ranks": ranks_table,

@@ -9,6 +9,8 @@ from fedsim.results.frames import REFERENCE
 
 CASE = ["method", "setting", "schedule"]
 """A method has a learning rate for each setting and schedule, and each number of rounds."""
+COLLAPSE = 10
+"""A rate that costs more points than this makes training collapse."""
 
 
 def read_trials(folder: Path) -> pd.DataFrame:
@@ -42,8 +44,10 @@ def summarise(trials: pd.DataFrame) -> pd.DataFrame:
     `same` is the share of cases in which its rate at the first horizon is that of random selection,
     and `edge` the share in which it is the lowest or the highest of all. `too_low` and `too_high`
     are how many points the next lower and the next higher rate cost, as means over cases that have
-    one. `lower` is the share of cases in which longer runs have a lower rate. `own` is the share of
-    settings in which a point of its own parameters was chosen.
+    one. `with_higher` is the number of cases that have a higher rate, and `collapses` the number in
+    which it costs more than `COLLAPSE` points. `lower` is the share of cases in which longer runs
+    have a lower rate. `own` is the share of settings in which a point of its own parameters was
+    chosen.
     """
     accuracies = by_rate(trials)
     chosen = accuracies.idxmax(axis="columns")  # of equal ones the lowest
@@ -55,7 +59,11 @@ def summarise(trials: pd.DataFrame) -> pd.DataFrame:
     for name, step in (("too_low", 1), ("too_high", -1)):
         costs = accuracies - accuracies.shift(step, axis="columns")
         cases[name] = costs.where(is_chosen).max(axis="columns")  # of one value, or of none: nan
-    summary = cases.groupby("method")[["same", "edge", "too_low", "too_high"]].mean()
+    cases["collapse"] = cases["too_high"] > COLLAPSE
+    by_method = cases.groupby("method")
+    summary = by_method[["same", "edge", "too_low", "too_high"]].mean()
+    summary["collapses"] = by_method["collapse"].sum()
+    summary["with_higher"] = by_method["too_high"].count()
     own = _share_of_own_points(trials, chosen)
     return summary.assign(lower=_share_of_lower_rates(trials, chosen), own=own)
 

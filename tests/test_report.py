@@ -194,6 +194,26 @@ def test_a_report_of_some_of_the_runs(runs: Path, tmp_path: Path) -> None:
         assert len(json.loads((tmp_path / "summary.json").read_text())["groups"]) == rows
 
 
+@pytest.mark.parametrize(
+    ("word", "rho"),
+    [
+        ("selector.rho=0.5", 0.5),
+        ("selector.exploration.rho=0.9,2", 0.9),
+        ("optimizer.schedule.milestones=[2,3]", 0.5),
+        ("optimizer.schedule.milestones=[1],[2, *]", 0.5),
+        ("optimizer.schedule.milestones=[1,3],7", 0.9),
+    ],
+)
+def test_a_report_of_runs_by_a_list_or_a_shorthand(tmp_path: Path, word: str, rho: float) -> None:
+    for value, milestones in ((0.5, [2, 3]), (0.9, [1, 3])):
+        selector = {"exploration": {"rho": value}}
+        optimizer = {"schedule": {"milestones": milestones}}
+        folder = tmp_path / str(value)
+        write_run(folder, [0.1], [[0]], selector=selector, optimizer=optimizer)
+    (run,) = filtered(read_runs(tmp_path), word)
+    assert run.config["selector"]["exploration"]["rho"] == rho
+
+
 @pytest.mark.parametrize("name", ["chest_xray", "parquet"])
 def test_data_at_a_path_are_found_by_their_name_and_by_their_choice(
     tmp_path: Path, name: str

@@ -21,6 +21,7 @@ compare. Options such as --names are kept in report.yaml (`fedsim.report.present
 import gc
 import json
 import os
+import re
 import sys
 from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ from typing import IO, Any, cast
 
 from rich.console import Console
 
-from fedsim.core.configs import leaves
+from fedsim.core.configs import SHORTHANDS, leaves
 from fedsim.core.disk import unwritable, user_path, write_files
 from fedsim.core.record import FINAL_WINDOW
 from fedsim.core.text import printable_lines
@@ -57,6 +58,7 @@ from fedsim.results.runs import ReportError, Run
 from fedsim.results.sources import OUTPUTS, find_source, read_source
 from fedsim.tracking.tables import Output
 
+COMMAS_OUTSIDE_LISTS = re.compile(r",(?![^\[]*\])")
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is no terminal and COLUMNS is not set."""
 
@@ -203,20 +205,25 @@ def with_window(runs: list[Run], window: int | None) -> list[Run]:
 def filtered(runs: Sequence[Run], word: str) -> list[Run]:
     """Return the runs with one of the values in `word`.
 
-    `word` is KEY=VALUES, with commas between the values, in which * stands for any text. Raises
+    `word` is KEY=VALUES, with commas between the values, in which * stands for any text. A value
+    may be a list, such as [2,3]. The key may be a shorthand such as `selector.rho`. Raises
     `ReportError` if there are none.
     """
-    key, _, patterns = word.partition("=")
+    key, _, text = word.partition("=")
+    *_, long_key = SHORTHANDS.get(key, (key,))
+    patterns = COMMAS_OUTSIDE_LISTS.split(text.replace(" ", "").replace("[", "[[]"))
     matching = []
     texts = set()
     for run in runs:
         values = {**dict(leaves(run.config)), "code": run.code, **run.choices}
-        names = {str(values.get(key))}
+        names = {str(values.get(key, values.get(long_key)))}
         if key == "dataset":
             names.add(str(run.dataset))
         texts |= names
-        if any(fnmatchcase(text, pattern) for text in names for pattern in patterns.split(",")):
-            matching.append(run)
+        for name in names:
+            if any(fnmatchcase(name.replace(" ", ""), pattern) for pattern in patterns):
+                matching.append(run)
+                break
     if not matching:
         known = listed(sorted(texts - {"None"}))
         remedy = f"there are {known}" if known else f"none has a {key}"

@@ -2,8 +2,9 @@
 
 A choice is a file conf/<group>/<choice>.yaml. The remedy for a mistake may be the nearest spelling,
 the key for a symbol of a paper, another group or choice that has the name, or a missing
---config-dir. Functions that look for choices must be called inside
-`fedsim.config.sources.search_path`, which says in which folders they are.
+--config-dir. `mistaken_choice` must be called inside the context manager
+`fedsim.config.sources.search_path`, which says in which folders the choices are. `unknown_key` gets
+the choice files as an argument: those from which the config was composed.
 """
 
 import re
@@ -23,11 +24,12 @@ from fedsim.core.text import nearest
 
 OPTIONAL = ("preset", "cell")
 """Config groups in which the user may choose nothing, as by `preset=null`."""
-COMMAND_PARTS = ("hydra.", "small.", "debug.")
-"""Beginnings of keys that are about the command line. They are never suggested."""
+COMMAND_PREFIXES = ("hydra.", "small.", "debug.")
+"""Beginnings of keys that are about the command line. Keys that end like a mistaken one are not
+looked for there."""
 UNKNOWN_KEY = "is not a known key"
 """The rule that an unknown key violates, in the same words as in `fedsim.config.build.unknown`."""
-SYMBOLS = {
+KEYS_OF_SYMBOLS = {
     "K": "cohort_size",
     "N": "num_clients",
     "T": "num_rounds",
@@ -53,8 +55,8 @@ def mistaken_choice(override: Override) -> Problem | None:
     """
     group = override.key_or_group
     choice: Any = override.value()
-    is_optional = group in OPTIONAL and is_no_choice(override)
-    if is_optional or override.is_delete() or not options(group):
+    may_be_null = group in OPTIONAL and is_no_choice(override)
+    if may_be_null or override.is_delete() or not options(group):
         return None
     remedy = ""
     # Only a path below the group's folder can be a choice.
@@ -72,7 +74,8 @@ def _choices_called(group: str, name: str) -> str:
     """Return a remedy with the choices of the group that the literature calls `name`; "" if there
     are none.
 
-    There are several. The caller's override would have been accepted if there were only one.
+    If there is only one, the override never comes here: `fedsim.config.words.meant` has replaced
+    the name by that choice.
     """
     choices = known_choices().also_called(group, name)
     lines = [f"{choice}: {idea}" for choice, idea in choices.items()]
@@ -97,68 +100,89 @@ def _choice_elsewhere(group: str, choice: str) -> str:
 
 
 def unknown_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> Problem:
-    """Return the problem of a dotted key that `config` does not have, or that the class of its
-    component does not take.
+    """Return the problem of a dotted key that cannot be set.
 
-    The key may belong to a choice that the user did not make, be misspelt, or be elsewhere in the
-    config. The remedy says where.
+    Either `config` does not have the key, or it has the key below a `_target_` whose class has no
+    such parameter. The remedy is the first of these that there is:
+
+    1. The key belongs to choices that the user did not make: "it is a key of selector=pncs".
+    2. The key ends like other keys, or it is a symbol of a paper: "did you mean optimizer.lr?"
+    3. The key is similar to one in the same place; otherwise all keys in that place.
     """
-    # 1. The innermost mapping of the config on the way to the key, and the name it does not have
+    parent, name = _first_missing(config, key)
+    siblings = _names_in(config, parent, name)
+    in_same_place = unknown(name, siblings, parent)
+
+    if choices := _choices_with(config, key, files):
+        remedies = [f"it is a key of {choices}"]
+        if key in SHORTHANDS:
+            remedies.append(f"did you mean {KEYS_OF_SYMBOLS[name]}?")
+        if nearest(name, siblings):
+            remedies.append(in_same_place.remedy)
+        return Problem(key, ..., UNKNOWN_KEY, "; or ".join(remedies))
+
+    # A key that was typed with its place, such as optimizer.x, is not looked for elsewhere.
+    similar_keys = [] if parent else _keys_ending_with(config, key, files)
+    last_name = key.rpartition(".")[2]
+    key_of_symbol = KEYS_OF_SYMBOLS.get(last_name)
+    if key_of_symbol and key_of_symbol.split()[0] not in similar_keys:
+        similar_keys.append(key_of_symbol)
+    if similar_keys:
+        return Problem(key, ..., UNKNOWN_KEY, f"did you mean {' or '.join(similar_keys)}?")
+    return in_same_place
+
+
+def _first_missing(config: Mapping[str, Any], key: str) -> tuple[str, str]:
+    """Return the longest beginning of a dotted key that `config` has, and the name after it.
+
+    If `config` has `optimizer` but no `optimizer.schedule`, `optimizer.schedule.factor` gives
+    `optimizer` and `schedule`. The beginning is "" if `config` has none of the key.
+    """
     parent, _, name = key.rpartition(".")
     while parent and not has_key(config, parent):
         parent, _, name = parent.rpartition(".")
+    return parent, name
+
+
+def _names_in(config: Mapping[str, Any], parent: str, rejected_name: str) -> list[str]:
+    """Return the names that may be suggested in the place `parent` of `config`.
+
+    `rejected_name` is not among them: it may be there although its class does not take it.
+    """
     mapping: Any = config
-    if parent:
-        for part in parent.split("."):
-            mapping = mapping[part]
-    siblings: list[str] = []
-    if isinstance(mapping, Mapping):
-        # The config may have `name`, if the class does not take it.
-        siblings = [
-            str(sibling) for sibling in mapping if sibling not in ("_target_", "hydra", name)
-        ]
-    misspelt = unknown(name, siblings, parent)
-
-    # 2. A key of other choices
-    choices = _choices_with(config, key, files)
-    if choices:
-        remedies = [f"it is a key of {choices}"]
-        if key in SHORTHANDS:
-            remedies.append(f"did you mean {SYMBOLS[name]}?")
-        if nearest(name, siblings):
-            remedies.append(misspelt.remedy)
-        return Problem(key, ..., UNKNOWN_KEY, "; or ".join(remedies))
-
-    # 3. A key of the same name elsewhere, or the key for a symbol; otherwise the nearest spelling
-    places = [] if parent else _keys_ending_with(config, key, files)
-    symbol = SYMBOLS.get(key.rpartition(".")[2])
-    if symbol and symbol.split()[0] not in places:
-        places.append(symbol)
-    if places:
-        return Problem(key, ..., UNKNOWN_KEY, f"did you mean {' or '.join(places)}?")
-    return misspelt
+    for part in parent.split(".") if parent else ():
+        mapping = mapping[part]
+    if not isinstance(mapping, Mapping):  # a value such as optimizer.lr has no names
+        return []
+    hidden = ("_target_", "hydra", rejected_name)
+    return [str(name) for name in mapping if name not in hidden]
 
 
 def _choices_with(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
     """Return the choices that have `key`, as `selector=gpfl|pncs`; "" if none has.
 
-    If several groups have such choices, they are those of the innermost one that `config` has.
+    If choices of several groups have it (`selector/exploration` and `selector`), the result is
+    about the innermost group that `config` has, or otherwise about the outermost.
     """
     names_by_group = files.choices_by_key.get(key)
     if not names_by_group:
         return ""
-    groups = sorted(names_by_group)  # outer groups come first
+    groups = sorted(names_by_group)  # all are on the way to the key, so outer groups come first
     in_config = [group for group in groups if has_key(config, group.replace("/", "."))]
     group = in_config[-1] if in_config else groups[0]
     return f"{group}={'|'.join(names_by_group[group])}"
 
 
 def _keys_ending_with(config: Mapping[str, Any], name: str, files: ChoiceFiles) -> list[str]:
-    """Return the groups whose last part is `name`, and the keys of `config`.
+    """Return the groups whose last part is `name`, and the keys of `config` whose last part it is.
 
-    The key of a group among them, and keys below it, are left out.
+    Groups are written with slashes. So a group's own key is not listed again, nor are keys below
+    it, nor keys of the command line.
     """
     groups = [group for group in files.groups if group.endswith(f"/{name}")]
-    left_out = (*COMMAND_PARTS, *(group.replace("/", ".") for group in groups))
-    keys = [key for key in all_keys(config) if key.endswith(f".{name}")]
-    return [*groups, *(key for key in keys if not key.startswith(left_out))]
+    hidden = [*COMMAND_PREFIXES, *(f"{group.replace('/', '.')}." for group in groups)]
+    keys = []
+    for key in all_keys(config):
+        if key.endswith(f".{name}") and not f"{key}.".startswith(tuple(hidden)):
+            keys.append(key)
+    return [*groups, *keys]

@@ -10,6 +10,7 @@ import pytest
 import scipy.special
 import torch
 
+from fedsim.core.errors import ConfigError
 from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses
 from fedsim.selectors.tools import kl_divergences
 from fedsim.selectors.top_loss import TopLoss
@@ -110,6 +111,18 @@ def test_thresholds_of_all_shapes_are_68_percent_on_average(schedule: str, end: 
 def test_the_lambda_rule_by_hand(t: int, count: int) -> None:
     """0.4 / (1 + t / 2) is 0.4, 0.27 and 0.16."""
     assert Lambda(strength=0.4, growth=0.5).count(np.array([0.5, 0.3, 0.2]), t, 20) == count
+
+
+def test_equal_shares_do_not_exceed_a_lambda_that_is_their_value() -> None:
+    """The shares are above 0.1 by rounding alone. So none exceeds it, and one client is selected."""
+    shares = np.full(10, np.nextafter(0.1, 1))
+    assert Lambda(strength=0.1, growth=0.0).count(shares, 0, 20) == 1
+
+
+def test_a_threshold_of_steps_may_start_above_the_end_of_the_other_shapes() -> None:
+    assert threshold(start=1.2).tau(0, 20) == 1.2
+    with pytest.raises(ConfigError, match=r"end=1.1: must be >= start=1.2"):
+        threshold("linear", start=1.2)
 
 
 @pytest.mark.parametrize(

@@ -4,28 +4,33 @@ Ye, An, Wang, Yan and Carle, "FedABC: Attention-Based Client Selection for Feder
 Long-Term View", 2025. Section and equation numbers are the paper's.
 
 A client matters if the global model is bad on its data, and on the data of clients like it. The
-server knows which clients are alike from the predictions of their models on public samples. The
-number of selected clients grows over the rounds, because the paper's long-term view gives late
-rounds more weight.
+server knows which clients are alike from the predictions of their models on public samples. More
+clients are selected in later rounds, because the paper's long-term view gives these more weight.
 
-In the first round in which clients are available, all of them take part. The algorithm of a later
-round follows. Its t counts rounds from 0, as in the paper, and j and k are available clients.
+In the first round of the run that has available clients, all of these take part. In each later
+round, i, j and k are available clients, and P_k are the class probabilities that client k's model
+predicted for the public samples after its latest participation:
 
 1. v_j, the loss of the global model on client j's data: all clients report it.       (Eq. 12)
-2. d_kj = KL(P_k || P_j), the divergence of their predictions on the public samples.  (Eq. 9, 10)
+2. d_kj = KL(P_k || P_j), averaged over the public samples.                           (Eq. 9, 10)
 3. c_kj = exp(-d_kj) / sum_i exp(-d_ki), the attention of client k to client j.       (Eq. 11)
 4. S_k = sum_j c_kj v_j, the score of client k.                                       (Eq. 13)
 5. Select the clients of highest score. `threshold` says how many.        (Eq. 14, section V-A)
-6. Average their models in proportion to S_k.                                         (Eq. 15)
+6. Average their models in proportion to S_k (or to other `weights`).                 (Eq. 15)
 
-P_k are the class probabilities that client k's model predicts after its latest participation, so
-they may be stale.
+As printed, a client also attends to itself (`self_term`). The threshold tau_t counts rounds from
+t = 0, as in the paper. fedsim's argument `round` counts them from 1. All clients take part at
+t = 0, so tau_0 has no effect, unless no client is available then.
 
-What the paper leaves open: Scores are divided by their sum, which the paper's thresholds require.
-In the first round the aggregator decides the weights. A client without predictions has divergence 0
-to and from all others, so it counts as like everyone. Predictions with nan are dropped, and the
-client's earlier ones stay. A loss that is not finite counts as the
-largest finite one. If all scores are 0, they count as equal. Ties are broken at random.
+The paper leaves some things open. Here:
+
+- Scores are divided by their sum, which the paper's thresholds require.
+- In the first round, the aggregator decides the weights.
+- A client that has never taken part has no predictions. Its divergence from all others is 0, in
+  both directions, so it counts as like everyone.
+- Predictions with nan are dropped, and the client's earlier ones stay.
+- A loss that is not finite counts as the largest finite one. Losses must not be negative.
+- If all scores are 0, they count as equal. Equal scores are ordered at random.
 """
 
 from abc import ABC, abstractmethod
@@ -60,11 +65,15 @@ BLOCK_ENTRIES = 2**18
 """Number of entries of the matrix c [n, n] that are computed at once. They fit into the processor's
 cache."""
 TOLERANCE = 1e-9
-"""Rounding tolerance when sums of shares are compared with tau: 0.1 * 3 > 0.3 in floating point."""
+"""Rounding tolerance when shares and their sums are compared with a threshold: 0.1 * 3 > 0.3 in
+floating point."""
 
 
 class Threshold(ABC):
-    """The rule for how many clients are selected in round t (from 0) of T rounds."""
+    """The rule for how many clients are selected in round t (from 0) of T rounds.
+
+    conf/selector/threshold/ has a file for each choice.
+    """
 
     @abstractmethod
     def count(self, shares: Floats, t: int, num_rounds: int) -> int:
@@ -79,13 +88,15 @@ class Cumulative(Threshold):
     """Selects the smallest number of clients whose shares sum to tau_t (section V-A).
 
     The paper's experiments have this rule instead of Eq. 14. `schedule: step` is the paper's
-    tau_t = start + increment * floor(t / every). The other schedules go from `start` to `end` with
-    u = t / (T - 1): `linear` as u, `convex` as u^2, `concave` as ln(1 + 9u) / ln 10. All clients
+    tau_t = start + increment * floor(t / every). The other schedules are
+    tau_t = start + (end - start) * f(u) with u = t / (T - 1), where f(u) is u (`linear`),
+    u^2 (`convex`) or ln(1 + 9u) / ln 10 (`concave`). The paper shows their shapes only. All clients
     are selected if tau_t >= 1.
 
-    With `mode: exceed`, which the paper prints, the sum must be greater than tau_t. But only
-    `mode: reach`, where it may be equal, gives the 32 % fewer participants than full participation
-    that the paper reports.
+    With `mode: exceed`, as the paper prints it, the sum must be greater than tau_t. With
+    `mode: reach` it may be equal. Only the latter agrees with the paper's result of 32 % fewer
+    participants than with full participation: ten clients of equal scores, start=0.2, increment=0.1
+    and every=2 give 32 % fewer over 20 rounds, and `exceed` gives 24.5 %.
     """
 
     schedule: Literal["step", "linear", "convex", "concave"]  # shape of tau over the rounds
@@ -96,7 +107,8 @@ class Cumulative(Threshold):
     mode: Literal["reach", "exceed"]  # the sum must be >= tau, or > tau
 
     def problems(self) -> Problems:
-        yield rule(self.end >= self.start, "end", self.end, f"must be >= start={self.start}")
+        rises = self.schedule == "step" or self.end >= self.start
+        yield rule(rises, "end", self.end, f"must be >= start={self.start}")
 
     def tau(self, t: int, num_rounds: int) -> float:
         """Return the threshold tau_t of round `t` (0-based)."""
@@ -118,10 +130,11 @@ class Cumulative(Threshold):
 
 @parameters
 class Lambda(Threshold):
-    """Selects clients whose share exceeds lambda / eta_t (the rule below Eq. 14).
+    """Selects clients whose share exceeds lambda / eta_t (the rule below Eq. 14), at least one.
 
-    eta_t = 1 + growth * t. The paper gives no values. The paper's eta_t lies in (0, 1]. That is no
-    other rule: a constant factor of eta_t is one of lambda.
+    eta_t = 1 + growth * t is our choice: the paper gives neither its form nor its values. The
+    paper's eta_t lies in (0, 1], and ours grows from 1. This makes no difference, because eta_t
+    divided by a constant gives the same rule as lambda multiplied by it.
     """
 
     strength: Positive  # lambda
@@ -129,7 +142,7 @@ class Lambda(Threshold):
 
     def count(self, shares: Floats, t: int, num_rounds: int) -> int:
         threshold = self.strength / (1 + self.growth * t)
-        return max(int((shares > threshold).sum()), 1)
+        return max(int((shares > threshold + TOLERANCE).sum()), 1)
 
 
 @parameters
@@ -139,15 +152,13 @@ class FedABC(Selector):
     adaptive = True
     start_up_rounds = 1
     needs = frozenset({Signal.LOSSES, Signal.PUBLIC, Signal.UPDATES})
-    pair_bytes = (
-        36  # divergences in float32 and float64, and the attention with intermediate values
-    )
+    pair_bytes = 18  # two float64 matrices; measured at N = 8,000: 17.6
     state = ("predictions",)
 
     threshold: Threshold  # how many clients are selected
     kl_reduction: Literal["mean", "sum"]  # d_kj is a mean over classes (as printed) or a sum
     self_term: bool  # whether a client attends to itself (Eq. 11)
-    weights: Literal["score", "uniform", "by_size"]  # aggregation weights: Eq. 15, 1, or n_k
+    weights: Literal["score", "uniform", "by_size"]  # weights: S_k, equal, or numbers of samples
 
     def __post_init__(self) -> None:
         self.predictions: dict[int, Tensor] = {}  # log-probabilities [M, C] by client
@@ -196,7 +207,7 @@ class FedABC(Selector):
             rows = slice(start, start + block_rows)
             logits = -divergences[rows]
             if not self.self_term and num > 1:  # no attention of client k to itself
-                np.fill_diagonal(logits[:, start:], -np.inf)
+                np.fill_diagonal(logits[:, start:], -np.inf)  # row 0 here is client `start`
             logits -= logits.max(1, keepdims=True)
             attention = exp(logits)
             attention /= attention.sum(1, keepdims=True)

@@ -67,7 +67,9 @@ optimizer.schedule._target_=subprocess.Popen -> optimizer.schedule._target_='sub
 tracker.console._target_=builtins.open tracker=default -> tracker.console._target_='builtins.open'
 partition_seed=${oc.create:[]} -> partition_seed=[]: must be an integer or null
 name=${oc.env:NO_SUCH_VARIABLE} -> NO_SUCH_VARIABLE
-scale=small -> scale='small': has no effect here // it is for presets with a `small`
+scale=small -> scale='small': has no effect here // it is for presets that have the key `small`
+debug=true -> debug=True: must be a mapping of keys to the values // scale=debug chooses the scale
+hydra.launcher=null -> hydra.launcher=None: is no launcher // hydra/launcher=lanes chooses one
 scale=smal -> scale='smal': must be one of full, small, debug
 num_rounds -> num_rounds: is neither a command nor key=value
 num_round=3 -> num_round: is not a known key // did you mean num_rounds?

@@ -1,7 +1,10 @@
 """Compose the config of one job by Hydra, and read its choices, name and scale.
 
-compose.py and overlay.py call these functions, which must be called inside
-`fedsim.config.sources.search_path`. The words are overrides of the command line, such as `seed=1`.
+A *word* is an override as text, such as `seed=1`. compose.py composes the jobs of a command in two
+steps: it composes the user's words, adds the changes of the scale that this config has
+(`words_of_scale`), and composes again. overlay.py makes most jobs of a sweep from one config that
+Hydra composed, and uses the same functions. `compose_config` must be called inside the context
+manager `fedsim.config.sources.search_path`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +25,10 @@ from fedsim.config.words import BAD_INPUT, first_line, key_of, parse, words_of
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 COMMAND_KEYS = ("scale", "small", "debug")
-"""Top-level keys that only the command line has; they are not in a run's config."""
+"""Top-level keys that serve only to compose a config. A run's config does not have them."""
 SCALES = ("full", "small", "debug")
-"""Sizes of an experiment: as in the paper, the preset's `small`, and as small as possible."""
+"""Sizes of an experiment: without changes, with the changes in the preset's key `small`, and with
+those in `small` and in conf/config.yaml's key `debug`, which make it as small as possible."""
 
 
 def compose_config(words: Sequence[str], config_name: str = "config") -> DictConfig:
@@ -34,22 +38,27 @@ def compose_config(words: Sequence[str], config_name: str = "config") -> DictCon
     check(*map(mistaken_choice, overrides))
     try:
         config = compose_by_hydra(overrides, config_name)
-    except ConfigError:  # the error of a file; it is a ValueError, and so in BAD_INPUT
+    except ConfigError:  # fedsim's own error of a config file; BAD_INPUT would catch it, too
         raise
     except BAD_INPUT as error:
-        # The config of the choices alone tells which keys there are, for the message.
-        choices = [override for override in overrides if options(override.key_or_group)]
+        # For the message, compose again with nothing but the choices of groups: that config says
+        # which keys there are.
+        group_overrides = [override for override in overrides if options(override.key_or_group)]
         known: Any = None
         with suppress(*BAD_INPUT):
-            known = OmegaConf.to_container(compose_by_hydra(choices, config_name), resolve=False)
+            config = compose_by_hydra(group_overrides, config_name)
+            known = OmegaConf.to_container(config, resolve=False)
         raise ConfigError(composition_problems(error, overrides, known)) from error
-    launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
-    check(*launcher_problems(launcher))
+    launcher: Any = config.hydra.launcher
+    key, remedy = "hydra.launcher", "hydra/launcher=lanes chooses one"
+    check(rule(isinstance(launcher, Mapping), key, launcher, "is no launcher", remedy))
+    parameters: Any = OmegaConf.to_container(launcher, resolve=False)
+    check(*launcher_problems(parameters))
     return config
 
 
 def choices_of(config: DictConfig) -> dict[str, str]:
-    """Return the choice made in each config group except Hydra's own groups, and the scale."""
+    """Return the choice in each config group, without Hydra's own groups. `scale` has the scale."""
     choices = {}
     for group, choice in config.hydra.runtime.choices.items():
         if choice is not None and not group.startswith("hydra/"):
@@ -59,7 +68,8 @@ def choices_of(config: DictConfig) -> dict[str, str]:
 
 
 def run_name(choices: Mapping[str, str]) -> str:
-    """Return the preset (`default` without one), followed by the scale unless that is `full`."""
+    """Return the name of the runs' folder in `output_dir`: the preset without its folder
+    (`default` without one), followed by the scale unless that is `full`."""
     preset = Path(choices.get("preset", "default")).name
     scale = choices["scale"]
     return preset if scale == "full" else f"{preset}_{scale}"
@@ -68,7 +78,7 @@ def run_name(choices: Mapping[str, str]) -> str:
 def resolved(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
     """Return the run's part of a composed config as plain containers.
 
-    Interpolations are resolved, and a name that is null is filled in. Raises `ConfigError`.
+    Interpolations are resolved. Then a name that is null becomes `run_name`. Raises `ConfigError`.
     """
     keys = [str(key) for key in config if key not in ("hydra", *COMMAND_KEYS)]
     job = OmegaConf.masked_copy(config, keys)
@@ -83,25 +93,34 @@ def resolved(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
 
 
 def words_of_scale(config: DictConfig, overrides: Sequence[Override]) -> list[str]:
-    """Return the changes of the config's `scale` as overrides, without keys that `overrides` set.
+    """Return the changes of the config's `scale` as words (`SCALES`).
 
-    The changes are the mapping `small` of the preset; for `scale=debug` the mapping `debug` comes
-    in addition. Raises `ConfigError` if there is no such scale, or no `small`.
+    A change of a key that `overrides` set is left out. So is a change below a group in which
+    `overrides` make a choice: the preset's `model.width` was meant for the preset's own model.
+    Raises `ConfigError` if there is no such scale, if `small` or `debug` is no mapping, or if the
+    scale is `small` and there are no such changes.
     """
     scale = config.get("scale", "full")
-    small = config.get("small") or {}
     check(rule(scale in SCALES, "scale", scale, f"must be one of {', '.join(SCALES)}"))
-    remedy = "it is for presets with a `small`"
-    check(rule(bool(small) or scale != "small", "scale", scale, "has no effect here", remedy))
-    changes = {} if scale == "full" else dict(small)
+    small, debug = config.get("small"), config.get("debug")
+    for key, changes in (("small", small), ("debug", debug)):
+        is_mapping = changes is None or isinstance(changes, Mapping)
+        text = "must be a mapping of keys to the values that they have at this scale"
+        check(rule(is_mapping, key, changes, text, f"scale={key} chooses the scale"))
+    if scale == "small" and not small:
+        remedy = "it is for presets that have the key `small`"
+        raise ConfigError([Problem("scale", scale, "has no effect here", remedy)])
+
+    changes = {}
+    if scale != "full":
+        changes.update(small or {})
     if scale == "debug":
-        changes.update(config.get("debug") or {})
-    set_keys = set(map(key_of, overrides))
+        changes.update(debug or {})
+    overridden_keys = set(map(key_of, overrides))  # with dots, or with slashes for a group
     remaining = {}
     for key, value in changes.items():
         parts = str(key).lstrip("~").split(".")
-        # A choice of the user's in a group above the key replaces the key, too.
-        groups = {"/".join(parts[:end]) for end in range(1, len(parts))}
-        if set_keys.isdisjoint({".".join(parts), *groups}):
+        groups_above = {"/".join(parts[:end]) for end in range(1, len(parts))}
+        if overridden_keys.isdisjoint({".".join(parts), *groups_above}):
             remaining[key] = value
     return words_of(remaining)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.rounds.aggregators import FedAdam, FedAvg, FedAvgM, weighting_warning
+from fedsim.rounds.aggregators import MIFA, FedAdam, FedAvg, FedAvgM, weighting_warning
 from fedsim.selectors.random import Random
 from tests.toys import toy_cohort, toy_population
 
@@ -125,6 +125,7 @@ def test_a_warning_if_sizes_count_in_the_selection_and_in_the_average(
     selector = Random(toy_population(sizes, 1), mode=mode)
     warning = weighting_warning(selector, FedAvg(NO_BUFFERS, weighting=weighting))
     assert ("aggregator=uniform" in (warning or "")) == warns
+    assert weighting_warning(selector, MIFA(NO_BUFFERS, weighting=weighting)) is None
 
 
 def test_all_values_out_of_range_are_reported_together() -> None:

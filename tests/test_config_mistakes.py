@@ -68,7 +68,7 @@ tracker.console._target_=builtins.open tracker=default -> tracker.console._targe
 partition_seed=${oc.create:[]} -> partition_seed=[]: must be an integer or null
 name=${oc.env:NO_SUCH_VARIABLE} -> NO_SUCH_VARIABLE
 scale=small -> scale='small': has no effect here // it is for presets that have the key `small`
-debug=true -> debug=True: must be a mapping of keys to the values // scale=debug chooses the scale
+debug=true -> debug=True: must be a mapping of keys to the values that they have at this scale // scale=debug chooses the scale
 hydra.launcher=null -> hydra.launcher=None: is no launcher // hydra/launcher=lanes chooses one
 scale=smal -> scale='smal': must be one of full, small, debug
 num_rounds -> num_rounds: is neither a command nor key=value

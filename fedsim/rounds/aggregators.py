@@ -1,11 +1,15 @@
 """The interface of aggregators, and aggregators that average updates or take a step of a server
 optimiser. rounds/robust.py has aggregators that bound what one client can do.
 
-The round loop (`fedsim.rounds.loop`) calls `begin` and `account` once before the first round, and
-then `begin_round` and `aggregate` in each round with an update. A cohort has K clients; w is the
-server's model, w_k the model that client k sends, and its update is w_k - w. n_k is the number of
-training samples of client k, n their sum over all N clients. Buffers are the entries of a model
-that are not trained (running statistics of BatchNorm).
+The round loop (`fedsim.rounds.loop`) calls `begin` and `account` once before the first round. Then
+it calls `begin_round` and `aggregate` in each round in which an update arrives (for private
+aggregators: in which clients are available).
+
+A cohort has K >= 1 clients whose updates arrived (for private aggregators K >= 0). w is the
+server's model (`cohort.start`), w_k the model that client k sends, and w_k - w its update
+(`cohort.delta` has those of all K clients, [K, ...] for each tensor). n_k is the number of training
+samples of client k. Buffers are the entries of a model that are not trained (running statistics of
+BatchNorm).
 """
 
 from abc import ABC, abstractmethod
@@ -36,10 +40,13 @@ Decay = Annotated[float, Interval(ge=0, lt=1)]
 
 def weighting_warning(selector: Selector, aggregator: "Aggregator") -> str | None:
     """Return a line for the user, before the run, if data sizes count both in the selection and in
-    the average; otherwise None."""
+    the average; otherwise None.
+
+    In MIFA each client counts once, however often it is selected.
+    """
     sizes = selector.population.sizes
-    counts_once = not selector.draws_by_size or aggregator.weighting == "uniform"
-    if counts_once or sizes.min() == sizes.max():
+    counts_in_both = selector.draws_by_size and aggregator.weighting == "by_size"
+    if isinstance(aggregator, MIFA) or not counts_in_both or sizes.min() == sizes.max():
         return None
     return (
         f"{type(selector).__name__} draws clients by data size, so aggregator=by_size counts sizes "
@@ -68,11 +75,12 @@ class Aggregator(Stateful, ABC):
     """Whether the next model is the weighted mean of the local models."""
     is_private: ClassVar[bool] = False
     """Whether the aggregator hides each client's update, so that the server must not learn it in
-    another way. It then aggregates in every round in which clients can be reached, even if no
-    update arrives."""
+    another way. Such an aggregator is called even if no update arrives, so that it adds noise to
+    every round."""
 
     def unfit_for(self, selector: Selector, num_updates: int) -> Problems:
-        """Return the rules over other config groups that the run violates; called before the run.
+        """Return the problems of other components with this aggregator, none if they fit; called
+        before the run.
 
         `num_updates` is the number of updates in a round if all selected clients answer.
         """
@@ -89,8 +97,8 @@ class Aggregator(Stateful, ABC):
         clock: SimulatedClock | None,
         availability: Availability,
     ) -> None:
-        """Receive the components on which a private aggregator's epsilon depends; called once,
-        after `begin`."""
+        """Prepare a private aggregator to compute its epsilon, which depends on these components;
+        called once, after `begin`."""
 
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
         """Prepare for `aggregate`; called before each call of it.
@@ -126,18 +134,20 @@ class Aggregator(Stateful, ABC):
     def mean_delta(self, cohort: Cohort, weights: Weights) -> Params:
         """Return sum_k weights_k (w_k - w) for each tensor: FedOpt's pseudo-gradient times -1.
 
-        Buffers are averaged with `averaging_weights`. The importance weights of a selector sum to
-        one only on average over rounds. With them, statistics could leave the range of the clients'
-        statistics, and a running variance could fall below zero.
+        Weights of a selector may sum to 0.8 in one round and to 1.3 in another. For parameters this
+        only scales the step. But statistics in buffers would leave the range of the clients'
+        statistics, and a running variance could fall below zero. So buffers are averaged by weights
+        that sum to one (`averaging_weights`).
         """
         if weights is None:
             weights = self.weights(cohort)
         averaging = self.averaging_weights(cohort, weights)
         trained, buffers = self.parts(cohort)
-        if averaging is weights or not buffers:
-            return weighted_sums(cohort.delta, weights, cohort.start)
-        means = weighted_sums(buffers, averaging, cohort.start)
-        return means | weighted_sums(trained, weights, cohort.start)
+        shapes = cohort.start
+        if averaging is weights or not buffers:  # one sum for all tensors, which is faster
+            return weighted_sums(cohort.delta, weights, shapes)
+        means = weighted_sums(buffers, averaging, shapes)
+        return means | weighted_sums(trained, weights, shapes)
 
     def parts(self, cohort: Cohort) -> tuple[Stack, Stack]:
         """Return the updates of trained tensors, and the updates of buffers."""
@@ -199,7 +209,7 @@ class ServerOptimizer(Aggregator):
 @parameters
 class FedAvgM(ServerOptimizer):
     """Server momentum: v <- momentum v + d, w <- w + lr v, with d the mean update (Hsu, Qi and
-    Brown, 2019, section 4.3)."""
+    Brown, 2019, section 4.3). The paper has no `lr`: it is 1 there."""
 
     lr: Positive
     momentum: Decay
@@ -259,12 +269,15 @@ class MIFA(Aggregator):
     """The mean of each client's latest update, however old it is (Gu et al., "Fast Federated
     Learning in the Presence of Arbitrary Device Unavailability", 2021, Algorithm 1).
 
-    w <- w + sum_i p_i (lr / lr_i) d_i. d_i is the latest update of client i, lr_i the local
-    learning rate with which it was trained, and lr the present one. The sum is over clients that
-    have answered so far, and p_i is 1 or n_i divided by its sum over these clients. In the paper
-    all clients answer in round 1, so that p_i is 1 / N or n_i / n. The selector's weights are
-    ignored, because they belong to this round's clients only. Buffers are averaged over this
-    round's updates.
+    w <- w + sum_i p_i (lr / lr_i) d_i, over the clients i that have answered so far. d_i is the
+    latest update of client i, lr_i the local learning rate with which it was trained, and lr the
+    present one. p_i is 1 divided by the number of these clients (`weighting: uniform`), or n_i
+    divided by the number of their samples (`by_size`).
+
+    Deviations: In the paper all clients answer in round 1, and all count equally. There, the server
+    also takes a step in a round without an update. lr / lr_i scales an update exactly only for
+    local SGD. The selector's weights are ignored, because they belong to this round's clients only.
+    Buffers are averaged over this round's updates.
     """
 
     state = ("latest", "rates")

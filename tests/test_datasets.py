@@ -337,6 +337,7 @@ Y = torch.tensor([0, 1, 1])
         (torch.zeros(4, 2), Y, 4, "must have one label .*; found 4 images, 3 labels, 4 owners"),
         (X[:0], Y[:0], 0, "at least one image; found 0 images"),
         (X, Y, 2, "found 3 images, 3 labels, 2 owners"),
+        (X, Y[:, None], 3, r"the S labels must be \[n\], not \(3, 1\)"),
     ],
 )
 @pytest.mark.parametrize("split", ["training", "test"])
@@ -350,6 +351,46 @@ def test_unsound_data_sets_are_rejected(
     )
     with pytest.raises(DataError, match=rule.replace("S ", f"{split} ")):
         LoadedData(train, test, 2, None, None, "", owners, test_owners=test_owners)
+
+
+PIXELS = torch.zeros(3, 2, 4, 4, dtype=torch.uint8)
+HALF = (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"train": Samples(PIXELS.float(), Y)}, "training samples are .* torch.float32 and test"),
+        (
+            {"test": Samples(PIXELS[:, :, 1:], Y)},
+            r"test samples \(2, 3, 4\) torch.uint8; give both",
+        ),
+        ({"mean": None, "std": None}, "uint8 samples are pixels and need mean and std"),
+        ({"mean": (0.5,)}, r"mean=\[0.5\]: must have 2 values, one for each channel"),
+        ({"std": (0.5, 0.0)}, r"std=\[0.5, 0.0\]: must be finite and > 0"),
+        ({"num_classes": 2.0}, "num_classes=2.0: must be an int, not float"),
+        ({"owners": torch.zeros(3)}, "training owners must be a NumPy array .* not Tensor"),
+        ({"owners": [0, 1, 1]}, "training owners must be a NumPy array .* not list"),
+        (
+            {"train": Samples(PIXELS.float(), Y), "test": Samples(PIXELS.float(), Y)},
+            "mean and std are for uint8 pixels, which are divided by 255, and .* torch.float32",
+        ),
+    ],
+)
+def test_samples_that_do_not_fit_their_normalisation_or_each_other_are_rejected(
+    values: dict[str, Any], rule: str
+) -> None:
+    sound: dict[str, Any] = {
+        "train": Samples(PIXELS, Y),
+        "test": Samples(PIXELS, Y),
+        "num_classes": 2,
+        "mean": HALF,
+        "std": HALF,
+        "fingerprint": "",
+    }
+    LoadedData(**sound)
+    with pytest.raises(DataError, match=rule):
+        LoadedData(**sound | values)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

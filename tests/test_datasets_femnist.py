@@ -118,12 +118,8 @@ def test_hidden_leaf_files_are_skipped(leaf: Path) -> None:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """The Hub's answers by address: a list of two files, of which only the first is there."""
-    writers = [f"f{number % 4:04d}_14" for number in range(20)]
-    rows = table(20, grey=True, side=28, writer_id=writers)
-    buffer = io.BytesIO()
-    pq.write_table(rows.rename_columns(["image", "character", "writer_id"]), buffer)
     listing = json.dumps(["https://first", "https://second"]).encode()
-    answers = {femnist.HUB_LISTING_URL: listing, "https://first": buffer.getvalue()}
+    answers = {femnist.HUB_LISTING_URL: listing, "https://first": hub_file(seed=0)}
 
     def download(address: str) -> bytes:
         if address not in answers:
@@ -132,6 +128,15 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
     monkeypatch.setattr(femnist, "_download", download)
     return answers
+
+
+def hub_file(seed: int) -> bytes:
+    """Return the content of a parquet file with 20 images of four writers."""
+    writers = [f"f{number % 4:04d}_14" for number in range(20)]
+    rows = table(20, grey=True, side=28, seed=seed, writer_id=writers)
+    buffer = io.BytesIO()
+    pq.write_table(rows.rename_columns(["image", "character", "writer_id"]), buffer)
+    return buffer.getvalue()
 
 
 @pytest.mark.usefixtures("hub")
@@ -144,7 +149,7 @@ def test_the_hubs_files_are_fetched_as_a_whole(tmp_path: Path) -> None:
 
 def test_the_hubs_files_are_fetched_once(tmp_path: Path, hub: dict[str, bytes]) -> None:
     data_dir = tmp_path / "new"
-    hub["https://second"] = hub["https://first"]
+    hub["https://second"] = hub_file(seed=1)
     data = build("femnist", data_dir, tmp_path, test_fraction=0.1).load()
     check_sound(data)
     assert (len(data.train), len(data.test), data.input_shape) == (36, 4, (1, 28, 28))

@@ -233,11 +233,7 @@ def test_files_are_decoded_again_only_if_content_or_split_changes(
         ),
         ("label_column", "halves", "must hold integers or strings, not double"),
         ("label_column", "gaps", "11 of its 12 values are missing"),
-        (
-            "label_column",
-            "hidden",
-            "12 of 12 labels are -1, as in a test split that hides them; move its files away",
-        ),
+        ("label_column", "hidden", "12 of 12 labels are -1; number the classes from 0"),
         ("label_column", "large", r".* must lie in 0\.\.999999, found 0\.\.1000000"),
         ("client_column", "who", "no file has this column"),
         ("image_column", "label", "must hold the encoded images .* in every row, not int64 as in"),
@@ -491,6 +487,51 @@ def test_a_folder_is_decoded_once_and_its_fingerprint_is_its_content(
     changed = build("image_folder", tmp_path, path="moved").load()
     assert changed.fingerprint != first
     assert 0 in changed.train.x[changed.train.y == 1][:, 0]
+
+
+def test_files_of_equal_size_and_time_that_change_places_are_decoded_again(
+    tmp_path: Path, insects: Path
+) -> None:
+    """As after unpacking an archive whose files have one modification time."""
+    train = insects / "train"
+    for name, red in (("ant", 0), ("bee", 200)):
+        shutil.rmtree(train / name)
+        (train / name).mkdir()
+        image = train / name / "0.bmp"
+        Image.new("RGB", (6, 6), (red, 0, 0)).save(image)
+        os.utime(image, (10**9, 10**9))
+    first = build("image_folder", tmp_path, path="insects").load()
+    (train / "ant").rename(tmp_path / "aside")
+    (train / "bee").rename(train / "ant")
+    (tmp_path / "aside").rename(train / "bee")
+    second = build("image_folder", tmp_path, path="insects").load()
+    assert (first.train.x[:, 0, 0, 0].tolist(), first.train.y.tolist()) == ([0, 200], [0, 1])
+    assert (second.train.x[:, 0, 0, 0].tolist(), second.train.y.tolist()) == ([200, 0], [0, 1])
+    assert first.sha256 != second.sha256
+
+
+def test_copies_are_not_read_twice(tmp_path: Path) -> None:
+    content = write_table(tmp_path / "set" / "train.parquet", 4).read_bytes()
+    (tmp_path / "set" / "train_backup.parquet").write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"train\.parquet and .*train_backup\.parquet have the same"
+    ):
+        load_parquet(tmp_path / "set")
+
+
+def test_test_rows_of_a_class_that_no_training_row_has_are_rejected(tmp_path: Path) -> None:
+    for split, labels in (("train", ["dog", "cat"]), ("test", ["Dog ", "cat"])):
+        rows = table(2).set_column(1, "label", pa.array(labels))
+        (tmp_path / "set").mkdir(exist_ok=True)
+        pq.write_table(rows, tmp_path / "set" / f"{split}.parquet")
+    with pytest.raises(DataError, match="classes that no training row has: 'Dog '; correct"):
+        load_parquet(tmp_path / "set")
+
+
+def test_a_file_of_another_kind_is_to_be_converted(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("image,label\n")
+    with pytest.raises(DataError, match=r"own\.csv is no sound parquet file .*; convert it"):
+        load_parquet(tmp_path / "own.csv")
 
 
 def test_links_to_the_same_images_with_other_labels_share_no_cache(

@@ -37,7 +37,9 @@ def texts_table(texts: list[str | None], labels: list[int], **columns: Any) -> p
 
 
 def write(path: Path, table: pa.Table) -> None:
+    """Write a table. The file's name is among its metadata, so that no two files are equal."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"file": str(path)})
     if path.suffix == ".arrow":
         with pa.ipc.new_stream(path, table.schema) as stream:
             stream.write_table(table)
@@ -257,6 +259,98 @@ def test_splits_are_chosen_by_their_names(
     assert (data.train.y.tolist(), data.test.y.tolist()) == (train, test)
 
 
+@pytest.mark.parametrize("name_of_folder", ["train", "test", "dev"])
+def test_the_name_of_the_data_sets_own_folder_is_no_split(
+    tmp_path: Path, name_of_folder: str
+) -> None:
+    for label, split in enumerate(("train", "validation", "test")):
+        file = tmp_path / name_of_folder / f"{split}-00000-of-00001.parquet"
+        write(file, texts_table(["a"] * (label + 1), [label] * (label + 1)))
+    data = load(tmp_path / name_of_folder)
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0], [2, 2, 2])
+
+
+def test_the_name_of_a_file_comes_before_that_of_its_folder(tmp_path: Path) -> None:
+    for label, split in enumerate(("train", "test")):
+        write(tmp_path / "set" / "train" / f"{split}.parquet", texts_table(["a"], [label]))
+    data = load(tmp_path / "set")
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0], [1])
+
+
+def test_a_word_of_a_files_name_is_its_split(tmp_path: Path) -> None:
+    for label, name in enumerate(("train_0", "train_1", "my_test")):
+        write(tmp_path / "set" / f"{name}.parquet", texts_table(["a"], [label]))
+    data = load(tmp_path / "set")
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1], [2])
+
+
+def test_a_name_of_two_splits_is_rejected(tmp_path: Path) -> None:
+    write(tmp_path / "set" / "train_test.parquet", texts_table(["a"], [0]))
+    write(tmp_path / "set" / "test.parquet", texts_table(["b"], [0]))
+    with pytest.raises(DataError, match=r"train_test\.parquet: .* of the splits test and train"):
+        load(tmp_path / "set")
+
+
+def test_shards_of_a_split_with_a_longer_name_are_not_read(tmp_path: Path) -> None:
+    for label, split in enumerate(("train", "test", "test_hard")):
+        file = tmp_path / "set" / f"{split}-00000-of-00001.parquet"
+        write(file, texts_table(["a"], [label]))
+    assert load(tmp_path / "set").test.y.tolist() == [1]
+    dataset = build("hf_folder", tmp_path, path=str(tmp_path / "set"))
+    assert dataset.describe()[-1] == "not read: test_hard-00000-of-00001.parquet"
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"train_split": "trian"}, "no file is a training split"),
+        ({"test_split": "tset"}, r"test_split=tset: no file of .* belongs to this split"),
+    ],
+)
+def test_a_mistyped_split_is_reported(tmp_path: Path, values: dict[str, str], rule: str) -> None:
+    write(tmp_path / "set" / "rows.parquet", texts_table(["a", "b"], [0, 1]))
+    with pytest.raises(DataError, match=rule):
+        load(tmp_path / "set", test_fraction=0.5, **values)
+
+
+def test_caches_of_the_library_datasets_are_no_data(tmp_path: Path) -> None:
+    for split, label in (("train", 0), ("test", 1)):
+        folder = tmp_path / "set" / split
+        write(folder / "data-00000-of-00001.arrow", texts_table(["a"], [label]))
+        write(folder / "cache-1a2b3c4d5e6f7081.arrow", texts_table(["b"], [label]))
+    data = load(tmp_path / "set")
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0], [1])
+
+
+def test_files_must_number_the_classes_alike(tmp_path: Path) -> None:
+    """In the test file "cat" has the number 1, which is "bee" in the training file."""
+    write(tmp_path / "set" / "train.parquet", texts_table(["a", "b", "c"], [0, 1, 2]))
+    features = {"body": STRING, "kind": {"_type": "ClassLabel", "names": ["ant", "cat"]}}
+    table = described({"body": ["c"], "kind": [1]}, features)
+    write(tmp_path / "set" / "test.parquet", table)
+    rule = r"train\.parquet and .*test\.parquet number the classes differently: ant, bee, cat and ant, cat"
+    with pytest.raises(DataError, match=rule):
+        load(tmp_path / "set")
+
+
+def test_a_label_beyond_the_names_of_classes_is_rejected(tmp_path: Path) -> None:
+    write(tmp_path / "set" / "train.parquet", texts_table(["a", "b"], [0, 3]))
+    with pytest.raises(DataError, match=r"has the label 3, but its description names only 3"):
+        load(tmp_path / "set", test_fraction=0.5)
+
+
+def test_the_doctor_describes_an_empty_shard_and_a_test_split_without_clients(
+    tmp_path: Path,
+) -> None:
+    full = texts_table(["a", "b"], [0, 1], user=["x", "y"])
+    write(tmp_path / "set" / "train-00000-of-00002.parquet", full.slice(0, 0))
+    write(tmp_path / "set" / "train-00001-of-00002.parquet", full)
+    write(tmp_path / "set" / "test-00000-of-00001.parquet", texts_table(["c"], [0]))
+    values = {"path": str(tmp_path / "set"), "client_column": "user"}
+    lines = build("hf_folder", tmp_path, **values).describe()
+    assert lines[-2:] == ["split test: 1 samples", "split train: 2 samples of 2 clients"]
+
+
 def test_a_damaged_arrow_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.arrow").write_bytes(b"no table")
@@ -277,6 +371,12 @@ def test_cifar_is_read_from_parquet_files_where_torchvisions_are_absent(tmp_path
     check_sound(data)
     assert np.array_equal(data.train.tensor.permute(0, 2, 3, 1), random_pixels(6, side=32))
     assert (len(data.test), data.num_classes) == (3, 10)  # although labels are 0 to 2 here
+
+
+def test_cifar_without_a_test_file_is_rejected(tmp_path: Path) -> None:
+    write_table(tmp_path / "cifar10" / "train-00000-of-00001.parquet", 6, side=32)
+    with pytest.raises(DataError, match=r"for training and none for testing; fetch the Hub's file"):
+        build("cifar10", tmp_path).load()
 
 
 def test_the_fine_labels_of_cifar100_are_the_classes(tmp_path: Path) -> None:

@@ -172,10 +172,11 @@ def test_images_whose_names_are_not_utf_8_have_the_checksum_of_sha256sum(
 def test_parquet_files_whose_names_are_not_utf_8_are_read(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"na\xefve")
     folder.mkdir()
-    content = write_table(tmp_path / "train.parquet", 4).read_bytes()
-    (folder / "train.parquet").write_bytes(content)
-    (folder / os.fsdecode(b"test-\xe9.parquet")).write_bytes(content)
-    assert len(load_parquet(folder).train) == 4
+    for rows, name in ((4, "train.parquet"), (2, os.fsdecode(b"test-\xe9.parquet"))):
+        content = write_table(tmp_path / "table.parquet", rows).read_bytes()
+        (folder / name).write_bytes(content)
+    data = load_parquet(folder)
+    assert (len(data.train), len(data.test)) == (4, 2)
 
 
 # --- columns -------------------------------------------------------------------------------------

@@ -225,6 +225,21 @@ def test_data_at_a_path_are_found_by_their_name_and_by_their_choice(
     assert run.dataset == "chest_xray"
 
 
+@pytest.mark.parametrize("other", ["a", "b", None])
+def test_runs_of_a_setting_that_read_different_files_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str | None
+) -> None:
+    """`other` is the first digit of the other run's checksum. Generated data have none."""
+    for selector, digit in (("random", "a"), ("gpfl", other)):
+        data = {"fingerprint": "x", "sha256": digit and digit * 64}
+        write_run(tmp_path, [0.1], [[0]], choices={"selector": selector}, summary={"data": data})
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
+    warns = (
+        "runs have read different files (data.sha256 aaaaaaaaaaaa, bbbbbbbbbbbb in summary.json)"
+    )
+    assert (warns in capsys.readouterr().err) == (other == "b")
+
+
 def test_a_folder_without_runs_is_told(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,8 +96,8 @@ class LoadedData:
     """A data set in memory. Its constructor checks the data and raises `DataError`.
 
     Attributes:
-        mean, std: Normalisation for each channel, for pixels scaled to [0, 1]; None if `x` needs
-            no normalisation.
+        mean, std: Normalisation for each channel of uint8 images, for pixels scaled to [0, 1];
+            None for all other samples, which the model receives as they are.
         fingerprint: A text that identifies the content. Caches of anything that is computed from
             the data use it as their key.
         owners: The natural client of each training sample [n_train], such as its writer; None if
@@ -121,8 +121,44 @@ class LoadedData:
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
+        kind = type(self.num_classes).__name__  # a data set of the user's may give anything
+        if kind != "int":
+            raise DataError(f"num_classes={self.num_classes}: must be an int, not {kind}")
         self._check_split("training", self.train, self.owners)
         self._check_split("test", self.test, self.test_owners)
+        self._check_alike()
+        self._check_normalisation()
+
+    def _check_alike(self) -> None:
+        """Raise `DataError` unless training and test samples have one shape and one type."""
+        of_train = (tuple(self.train.x.shape[1:]), self.train.x.dtype)
+        of_test = (tuple(self.test.x.shape[1:]), self.test.x.dtype)
+        if of_train != of_test:
+            raise DataError(
+                f"training samples are {of_train[0]} {of_train[1]} and test samples {of_test[0]} "
+                f"{of_test[1]}; give both the same shape and type"
+            )
+
+    def _check_normalisation(self) -> None:
+        """Raise `DataError` unless samples have `mean` and `std` exactly if they are pixels."""
+        x = self.train.x
+        if x.dtype == torch.uint8:
+            if self.mean is None or self.std is None:
+                raise DataError(
+                    "uint8 samples are pixels and need mean and std, a number for each channel, "
+                    "such as 0.5; or give float32 samples without them"
+                )
+            channels = x.shape[1] if len(x.shape) > 1 else 1
+            problems = normalisation_problems(list(self.mean), list(self.std), channels)
+            for problem in problems:
+                if problem is not None:
+                    raise DataError(f"{problem.key}={problem.value}: {problem.rule}")
+        elif self.mean is not None or self.std is not None:
+            raise DataError(
+                f"mean and std are for uint8 pixels, which are divided by 255, and the samples are "
+                f"{x.dtype}; leave them out and normalise the samples in `load`, or give uint8 "
+                "pixels"
+            )
 
     def _check_split(self, split: str, samples: Samples, owners: Ints | None) -> None:
         """Raise `DataError` unless the samples of a split have a usable form, labels and values."""
@@ -206,12 +242,23 @@ def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
         raise DataError(_not_a_tensor(split, "samples", samples.x))
     if not isinstance(samples.y, Tensor):
         raise DataError(_not_a_tensor(split, "labels", samples.y))
+    if samples.y.dim() != 1:
+        raise DataError(f"the {split} labels must be [n], not {tuple(samples.y.shape)}")
+    if owners is not None and not _is_integer_array(owners):
+        kind = type(owners).__name__
+        rule = f"the {split} owners must be a NumPy array [n] of integers, not {kind}"
+        raise DataError(f"{rule}; np.asarray makes one, and np.unique(..., return_inverse=True)[1]")
     num_samples, num_labels = len(samples.x), len(samples.y)
     num_owners = num_samples if owners is None else len(owners)
     if not num_samples == num_labels == num_owners or num_samples == 0:
         rule = "must have one label and one owner, if any, for each image, and at least one image"
         found = f"{num_samples} images, {num_labels} labels, {num_owners} owners"
         raise DataError(f"the {split} set {rule}; found {found}")
+
+
+def _is_integer_array(values: Any) -> bool:
+    is_array = isinstance(values, np.ndarray) and values.ndim == 1
+    return is_array and bool(np.issubdtype(values.dtype, np.integer))
 
 
 def _not_a_tensor(split: str, what: str, value: object) -> str:

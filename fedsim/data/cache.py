@@ -129,15 +129,16 @@ def load_or_decode(
 ) -> tuple[dict[str, Tensor], str]:
     """Return the tensors that `decode` makes of the files below `root`, and the files' checksum.
 
-    Both are cached in a file whose path begins with `prefix`. They are made again if the path, the
-    size or the modification time of a source file changes, or if the `facts` differ. The paths are
-    those behind links, so anything that depends on the name of a link (a class, a split) must be
-    among the `facts`.
+    Both are cached in a file whose path begins with `prefix`. They are made again if a source file
+    has another path, size, inode, or time of change, or if the `facts` differ. (The modification
+    time would not do: archives restore it.) The paths are those behind links, so anything that
+    depends on the name of a link (a class, a split) must be among the `facts`.
     """
     stats = []
     for file in files:
         stat = stat_of(file)
-        stats.append((str(file.resolve()), stat.st_size, stat.st_mtime_ns))
+        times = (stat.st_mtime_ns, stat.st_ctime_ns)
+        stats.append((str(file.resolve()), stat.st_size, stat.st_ino, times))
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:

@@ -17,10 +17,12 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
+from fedsim.core.errors import DataError
 from fedsim.core.parameters import parameters
 from fedsim.data.base import LoadedData
 from fedsim.data.hf_description import Description, read_description
 from fedsim.data.parquet import (
+    SHARD,
     SPLITS,
     Parquet,
     described_as,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 WORD = re.compile(r"\w+|[^\w\s]")
 """A word, or a sign between words."""
+CACHE_OF_DATASETS = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")
+"""The name of a file in which the library datasets keeps computed rows, besides the data."""
 
 
 @parameters
@@ -49,6 +53,7 @@ class HFFolder(Parquet):
     text_column: str | None
     """The column of texts; None takes the only one, if there are no images."""
     train_split: str
+    """Name of the split for training."""
     test_split: str | None
     """Name of the split for testing; None takes `test`, or without it `validation`. Splits with
     other names are not read."""
@@ -60,6 +65,21 @@ class HFFolder(Parquet):
         """The description in README.md and dataset_info.json."""
         root, _ = self._find_files()
         return read_description(root.parent if root.is_file() else root)
+
+    def _files_below(self, folder: Path) -> list[Path]:
+        files = super()._files_below(folder)
+        return [file for file in files if not CACHE_OF_DATASETS.fullmatch(file.name)]
+
+    def inspect(self) -> tuple[Path, dict[str, list[Path]]]:
+        """Return the place of the files, and the files of each split. Raises `DataError` as
+        `Parquet.inspect`, and if no file belongs to `test_split`."""
+        root, splits = super().inspect()
+        if self.test_split is not None and "test" not in splits:
+            raise DataError(
+                f"dataset.test_split={self.test_split}: no file of dataset.path={self.path} "
+                "belongs to this split (by its name, its folder's, or README.md)"
+            )
+        return root, splits
 
     def _features(self, path: Path) -> Mapping[str, Any]:
         """Return the description of a file's columns in README.md and dataset_info.json."""
@@ -74,18 +94,48 @@ class HFFolder(Parquet):
         return schema.with_metadata({**(schema.metadata or {}), b"huggingface": text.encode()})
 
     def _split_of(self, file: Path, root: Path, *, is_only_file: bool) -> str | None:
-        """Return the split that README.md gives a file, or that a part of its name, or its folder,
-        is called."""
-        names = {*file.stem.split("-"), file.parent.name}
+        """Return "train", "test" or "validation", or None if the file is not read.
+
+        README.md may give each file a split. Otherwise the file's name decides: the name of a shard
+        (`train-00000-of-00002`) begins with its split, and another name has it as a word. Then the
+        name of the folder below `root` decides. Raises `DataError` for a name of several splits.
+        """
         if self._description.data_files:
             folder = root.parent if root.is_file() else root
-            names = {str(self._description.split_of(file.relative_to(folder)))}
-        if self.train_split in names or is_only_file:
+            name = str(self._description.split_of(file.relative_to(folder)))
+            return self._role_of(name)
+        for names in self._possible_splits(file, root):
+            roles = {role for role in map(self._role_of, names) if role is not None}
+            if len(roles) > 1:
+                listed = " and ".join(sorted(roles))
+                raise DataError(
+                    f"{file}: its name, or its folder's, has words of the splits {listed}; rename "
+                    "it, or move it away"
+                )
+            if roles:
+                return roles.pop()
+        return "train" if is_only_file and self._role_of("train") == "train" else None
+
+    def _possible_splits(self, file: Path, root: Path) -> list[list[str]]:
+        """Return the names by which splits a file may belong to: by its own name, and by its
+        folder's."""
+        shard = SHARD.fullmatch(file.stem)
+        if shard:
+            own_names = [shard[1], *shard[1].split("-")]
+        else:
+            own_names = [file.stem, *re.split(r"[^a-zA-Z]+", file.stem)]
+        if root in (file, file.parent):
+            return [own_names]
+        return [own_names, [file.parent.name]]
+
+    def _role_of(self, name: str) -> str | None:
+        """Return what a split serves for: "train", "test" or "validation"; None: it is not read."""
+        if name == self.train_split:
             return "train"
         if self.test_split is not None:
-            return "test" if self.test_split in names else None
-        splits = [SPLITS[name] for name in names if name in SPLITS]
-        return splits[0] if splits and splits[0] != "train" else None
+            return "test" if name == self.test_split else None
+        role = SPLITS.get(name.lower())
+        return None if role == "train" else role
 
     def _sample_column(self, path: Path, schema: "pa.Schema") -> str:
         """Return the name of the column of texts, or of images."""

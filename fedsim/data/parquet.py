@@ -139,19 +139,21 @@ class Parquet(FromPath):
         """Return lines about each column of the first training file, the splits and the clients."""
         _, splits = self.inspect()
         file = splits["train"][0]
-        table = open_table(file, file)
-        schema = self._described(file, table.schema_arrow)
+        with file.open("rb") as stream:
+            table = open_table(file, stream)
+            schema = self._described(file, table.schema_arrow)
+            first_batch = next(table.iter_batches(batch_size=1), None)
         sample, *others = self._columns(file, schema)
         chosen = (sample.removesuffix(".bytes"), *others)
         uses = dict(zip(chosen, ("sample", "label", "client"), strict=False))
-        rows = next(table.iter_batches(batch_size=1)).to_pylist()
+        rows = first_batch.to_pylist() if first_batch else []
         lines = []
         for field in schema:
             line = f"column {field.name}: {field.type}"
             classes = _class_names(schema, field.name)
             if classes:
                 line += f", {len(classes)} classes ({shorten(', '.join(classes), 40)})"
-            elif not _holds_bytes(field.type):
+            elif rows and not _holds_bytes(field.type):
                 line += f", for example {shorten(str(rows[0][field.name]), 40)}"
             if field.name in uses:
                 line += f" (the {uses[field.name]})"
@@ -160,12 +162,17 @@ class Parquet(FromPath):
             num_rows = 0
             clients: set[Any] = set()
             for file in files:
-                table = open_table(file, file)
-                num_rows += table.metadata.num_rows
-                if self.client_column in uses:
-                    clients.update(table.read([self.client_column]).column(0).to_pylist())
+                with file.open("rb") as stream:
+                    table = open_table(file, stream)
+                    num_rows += table.metadata.num_rows
+                    if self.client_column in table.schema_arrow.names:
+                        clients.update(table.read([self.client_column]).column(0).to_pylist())
             owned = f" of {len(clients):,} clients" if clients else ""
             lines.append(f"split {split}: {num_rows:,} samples{owned}")
+        read = {file for files in splits.values() for file in files}
+        unread = [file.name for file in self._find_files()[1] if file not in read]
+        if unread:
+            lines.append(f"not read: {shorten(', '.join(unread), 100)}")
         return lines
 
     def load(self) -> LoadedData:
@@ -177,6 +184,7 @@ class Parquet(FromPath):
         for split, files in splits.items():
             for file in files:
                 sources.read(file)
+                _require_new_content(file, sources)
                 facts.append(f"{split} {file.name} {sources.sums[file]}")
         sha256 = sources.sha256
         require_sha256(self.sha256, sha256, f"dataset.path={self.path}")
@@ -258,8 +266,13 @@ class Parquet(FromPath):
         tables: list[pa.Table] = []
         samples: list[pa.Scalar] = []
         total_bytes = 0
+        first_with_classes: tuple[Path, list[str]] | None = None
         for path in (*train_files, *test_files):
             table, num_bytes, label_column = self._read_table(path, sources)
+            classes = _class_names(table.schema, label_column)
+            if classes:
+                first_with_classes = first_with_classes or (path, classes)
+                _require_same_classes(*first_with_classes, path, classes)
             total_bytes += num_bytes
             require_memory(total_bytes, f"dataset.path={self.path}")
             samples += _encoded_samples(table, path)
@@ -267,7 +280,7 @@ class Parquet(FromPath):
             rows = _concatenate(tables, path)  # after each file, so that an error names the file
         num_train = sum(table.num_rows for table in tables[: len(train_files)])
         train, test = self._split_rows(num_train, rows.num_rows if test_files else None)
-        labels, num_classes = _class_labels(rows, label_column)
+        labels, num_classes = _class_labels(rows, label_column, num_train if test_files else None)
         x = self._samples(samples)
         y = torch.as_tensor(labels)
         tensors = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
@@ -374,6 +387,30 @@ def _require_unique_rows(files: Sequence[Path], split: str) -> None:
                 )
 
 
+def _require_new_content(file: Path, sources: SourceFiles) -> None:
+    """Raise `DataError` if another of the files that were read has the same rows as `file`."""
+    for other, checksum in sources.sums.items():
+        if other == file or checksum != sources.sums[file]:
+            continue
+        with file.open("rb") as stream:
+            has_rows = open_table(file, stream).metadata.num_rows > 0
+        if has_rows:
+            raise DataError(f"{other} and {file} have the same content; move one of them away")
+
+
+def _require_same_classes(
+    first: Path, first_classes: list[str], path: Path, classes: list[str]
+) -> None:
+    """Raise `DataError` if the numbers of classes have other names in `path` than in the first
+    file."""
+    if classes != first_classes:
+        raise DataError(
+            f"{first} and {path} number the classes differently: "
+            f"{shorten(', '.join(first_classes), 60)} and {shorten(', '.join(classes), 60)}; write "
+            "both with the same ClassLabel, or store the labels as strings"
+        )
+
+
 def _missing_shards(files: Sequence[Path]) -> list[str]:
     """Name the shards that are not there. The names of the other shards tell how many there are."""
     present: dict[tuple[Path, str, int], set[int]] = {}  # by folder, name and count
@@ -401,9 +438,10 @@ def _data_errors(path: Path) -> Iterator[None]:
     except MemoryError:  # which is an ArrowException, too
         raise
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path} is no sound parquet file ({error}); delete it and fetch it again"
-        ) from error
+        remedy = "fetch it again, or make it again"
+        if path.suffix not in (".parquet", ".arrow"):
+            remedy = "convert it, for example with pandas.read_csv and DataFrame.to_parquet"
+        raise DataError(f"{path} is no sound parquet file ({error}); {remedy}") from error
 
 
 def open_table(path: Path, source: Any, **options: Any) -> Any:
@@ -511,23 +549,35 @@ def is_type(kind: "pa.DataType", *names: str) -> bool:
     return any(getattr(types, f"is_{name}")(kind) for name in names)
 
 
-def _class_labels(table: "pa.Table", name: str) -> tuple[Ints, int]:
+def _class_labels(table: "pa.Table", name: str, num_train: int | None) -> tuple[Ints, int]:
     """Return the labels [n] and the number of classes.
 
-    Integer labels stay as they are; other values are numbered in sorted order. Raises `DataError`
-    if integers are out of range.
+    Integer labels stay as they are; other values are numbered in sorted order. The first
+    `num_train` rows are those of the training files; None: no file is one of the test split. Raises
+    `DataError` if integers are out of range, or if only test files have a class.
     """
     values = _values(table, name, "label_column")
+    key = f"dataset.label_column={name}"
     if not np.issubdtype(values.dtype, np.integer):
         classes, labels = np.unique(values, return_inverse=True)
+        if num_train is not None:
+            unknown = np.setdiff1d(values[num_train:], values[:num_train])
+            if len(unknown):
+                listed = shorten(", ".join(map(repr, unknown.tolist())), 60)
+                raise DataError(
+                    f"{key}: test rows have classes that no training row has: {listed}; correct "
+                    "the spelling, or leave out these rows"
+                )
         return labels.astype(np.int64), len(classes)
     low, high = int(values.min()), int(values.max())
     if low < 0:
         count = np.count_nonzero(values == low)
+        message = f"{key}: {count} of {len(values)} labels are {low}"
+        if num_train is None or values[:num_train].min() < 0:
+            raise DataError(f"{message}; number the classes from 0, or store the labels as strings")
         raise DataError(
-            f"dataset.label_column={name}: {count} of {len(values)} labels are {low}, as in a test "
-            "split that hides them; move its files away: the validation split, or a "
-            "dataset.test_fraction of the rows, takes its place"
+            f"{message}, as in a test split that hides them; move its files away: the validation "
+            "split, or a dataset.test_fraction of the rows, takes its place"
         )
     if high >= MAX_CLASSES:
         raise DataError(
@@ -535,7 +585,13 @@ def _class_labels(table: "pa.Table", name: str) -> tuple[Ints, int]:
             f"0..{MAX_CLASSES - 1}, found {low}..{high}; number the classes from 0, or store the "
             "labels as strings"
         )
-    return values.astype(np.int64), max(high + 1, len(_class_names(table.schema, name)))
+    names = _class_names(table.schema, name)
+    if names and high >= len(names):
+        raise DataError(
+            f"{key}: has the label {high}, but its description names only {len(names)} classes; "
+            "correct the description"
+        )
+    return values.astype(np.int64), len(names) or high + 1
 
 
 def _class_names(schema: "pa.Schema", name: str) -> list[str]:

@@ -260,6 +260,12 @@ class CIFAR(_TorchvisionSet):
         """Return the data, after downloading absent files and verifying all."""
         parquet = self._parquet()
         if parquet:
+            _, splits = parquet.inspect()
+            if not splits.keys() & {"test", "validation"}:
+                raise DataError(
+                    f"{parquet.path} has parquet files for training and none for testing; fetch "
+                    "the Hub's file of the test split, too"
+                )
             _, num_classes = self.form()
             return replace(parquet.load(), num_classes=num_classes)
         self._require_downloaded()

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, cast
 
+import pandas as pd
 from rich.console import Console
 
 from fedsim.core.configs import SHORTHANDS, leaves
@@ -276,6 +277,8 @@ def report(
     if against is not None:
         changes = compare_summaries(summary, read_summary_file(against, "--against"))
         sections += [Section([changes], brief=[changes])]
+    for note in notes_on_data(frame):
+        sys.stderr.write(f"fedsim report: {note}\n")
     # 2. What is printed. The files are written even if nobody reads the tables to their end.
     screen = Output()
     has_width = screen.isatty() or "COLUMNS" in os.environ
@@ -303,6 +306,25 @@ def report(
     except OSError as error:
         raise OutputError(unwritable("--to", to or default, error)) from error
     console.print(f"report in {to or default}", soft_wrap=True, markup=False)
+
+
+def notes_on_data(frame: pd.DataFrame) -> list[str]:
+    """Return a line for each setting in which runs have read different files."""
+    notes = []
+    for setting, runs in frame.groupby("setting", sort=False)["run"]:
+        checksums = set()
+        for run in runs:
+            checksum = (run.summary.get("data") or {}).get("sha256")
+            if checksum:
+                checksums.add(str(checksum)[:12])
+        if len(checksums) > 1:
+            shown = listed(sorted(checksums))
+            where = f" in setting {setting}" if setting else ""
+            notes.append(
+                f"runs{where} have read different files (data.sha256 {shown} in summary.json), so "
+                "their accuracies do not compare; overwrite=true runs them again"
+            )
+    return notes
 
 
 def _draw(sections: Sequence[Section], folder: Path, presentation: Presentation) -> Pictures:

@@ -10,17 +10,16 @@ from scipy import stats
 from fedsim.report.drawing import style
 from scripts.benchmarks.answer import command, inference, scores, tuning
 from scripts.benchmarks.answer.answer import Answer, best_of_classes, class_of
+from scripts.benchmarks.answer.command import MAKERS
 from scripts.benchmarks.answer.figures import save
+from scripts.benchmarks.answer.sentences import not_run, sentences
 from scripts.benchmarks.answer.tables import (
-    MAKERS,
-    REGIMES,
     gains_table,
-    not_run,
     partial_table,
     prices_table,
-    sentences,
     settings_table,
 )
+from scripts.benchmarks.answer.wording import REGIMES
 
 SETTINGS = ("v1_watch_10", "v1_watch_20", "v1_writers_100")
 Curve = list[tuple[int, float, float]]

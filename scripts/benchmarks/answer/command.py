@@ -12,7 +12,7 @@ gains in all regimes are in docs/measured/benchmark_v1_gains.csv.
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +22,19 @@ from fedsim.report.drawing import style
 from scripts.benchmarks import leaderboard
 from scripts.benchmarks.answer.answer import Answer
 from scripts.benchmarks.answer.figures import by_regime, curves, overview, save
-from scripts.benchmarks.answer.tables import MAKERS
+from scripts.benchmarks.answer.sentences import early, not_run, seeds, sentences
+from scripts.benchmarks.answer.tables import (
+    by_setting_table,
+    changes_table,
+    gains_table,
+    means_table,
+    partial_table,
+    prices_table,
+    ranks_table,
+    settings_table,
+    tuning_table,
+    variations_table,
+)
 from scripts.benchmarks.answer.tuning import read_trials
 from scripts.benchmarks.processes import ROOT
 from scripts.benchmarks.server_only import FILE as SERVER
@@ -36,6 +48,23 @@ FIGURES = {
     "benchmark_regimes.png": by_regime,
     "benchmark_curves.png": curves,
 }
+MAKERS: Mapping[str, Callable[[Answer], str]] = {
+    "sentences": sentences,
+    "settings": settings_table,
+    "not_run": not_run,
+    "means": means_table,
+    "partial": partial_table,
+    "gains": gains_table,
+    "by_setting": by_setting_table,
+    "ranks": ranks_table,
+    "prices": prices_table,
+    "early": early,
+    "changes": changes_table,
+    "seeds": seeds,
+    "variations": variations_table,
+    "tuning": tuning_table,
+}
+"""Makers of the parts of the page, by the name in their marker, in the order of the page."""
 PART = re.compile(r"(<!-- answer: (\w+) -->\n).*?(<!-- end of answer -->)", re.DOTALL)
 
 

@@ -16,7 +16,7 @@ from fedsim.report.looks import Look, make_looks
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer.answer import BUDGETS, Answer
 from scripts.benchmarks.answer.scores import NO_METHODS
-from scripts.benchmarks.answer.tables import REGIMES
+from scripts.benchmarks.answer.wording import REGIMES
 
 WIDTH, ROW, DPI = 7.2, 0.165, 170
 """Inches of a figure and of a row, and dots per inch."""

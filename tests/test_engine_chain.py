@@ -58,6 +58,32 @@ class Residual(TwoLayers):
         return self.b(x + self.a(x).relu())  # type: ignore[no-any-return]
 
 
+class PartlyFrozen(TwoLayers):
+    """The first layer has no gradients in one mode, or in both."""
+
+    def __init__(self, *, frozen_in: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.frozen_in = frozen_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.training not in self.frozen_in):
+            hidden = self.relu(self.a(self.flatten(x)))
+        return self.b(hidden)  # type: ignore[no-any-return]
+
+
+class DropoutInOneMode(TwoLayers):
+    """The dropout stays in eval mode, or in training mode."""
+
+    def __init__(self, *, drops: bool) -> None:
+        super().__init__(relu=nn.Sequential(nn.ReLU(), nn.Dropout(0.5)))
+        self.drops = drops
+
+    def train(self, mode: bool = True) -> "DropoutInOneMode":
+        super().train(mode)
+        self.relu[1].train(self.drops)  # type: ignore[index]
+        return self
+
+
 class Shared(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.a(self.flatten(x)))
@@ -140,6 +166,10 @@ OTHERS: Models = {
     "norm": lambda: model_of("batch norm 1d"),
     "different in eval mode": lambda: SoftmaxInOneMode(training=False),
     "different in training mode": lambda: SoftmaxInOneMode(training=True),
+    "without gradients": lambda: PartlyFrozen(frozen_in=(True, False)),
+    "without gradients in training": lambda: PartlyFrozen(frozen_in=(True,)),
+    "dropout never": lambda: DropoutInOneMode(drops=False),
+    "dropout always": lambda: DropoutInOneMode(drops=True),
     "forward hook": changed(lambda model: model[1].register_forward_hook(print)),
     "forward pre-hook": changed(lambda model: model[1].register_forward_pre_hook(print)),
     "backward hook": changed(lambda model: model[1].register_full_backward_hook(print)),
@@ -188,6 +218,11 @@ def test_chains_are_recognised(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_not(name: str) -> None:
     assert find_chain(OTHERS[name]()) is None
+
+
+def test_a_chain_is_recognised_where_the_caller_has_switched_gradients_off() -> None:
+    with torch.no_grad():
+        assert find_chain(TwoLayers()) is not None
 
 
 def work_of(optimizer: str) -> tuple[Any, ...]:

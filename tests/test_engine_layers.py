@@ -19,7 +19,7 @@ from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
 from fedsim.engine.training_copies import for_sequential
 from fedsim.engine.training_layers import KeyedDropout, LenientBatchNorm, MaskedBatchNorm, mix
-from tests.engines import auto, batched, graph, reference
+from tests.engines import auto, batched, graph, reference, schedule_of
 from tests.pretended_cuda import PretendedCard
 
 Build = Callable[..., Engine]
@@ -137,6 +137,127 @@ def test_training_leaves_the_model_and_later_clients_as_they_were(
     first, second = train(trained).delta, train(trained).delta
     assert all(torch.equal(value, second[name]) for name, value in first.items())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Frozen(nn.Sequential):
+    """A linear layer, a layer that stays in eval mode, and a linear layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(nn.Linear(4, 3), layer, nn.Linear(3, 3))
+
+    def train(self, mode: bool = True) -> "Frozen":
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+class WithoutGradients(nn.Sequential):
+    """A linear layer that is not trained, and one that is."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 3), nn.Linear(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = self[0](x).relu()
+        out: Tensor = self[1](hidden)
+        return out
+
+
+def norm_with_statistics() -> nn.Module:
+    norm = nn.BatchNorm1d(3)
+    norm.running_mean, norm.running_var = torch.full((3,), 0.5), torch.full((3,), 2.0)
+    return norm
+
+
+@pytest.mark.parametrize("build", [batched, graph, auto])
+@pytest.mark.parametrize(
+    "make_model",
+    [
+        lambda: Frozen(norm_with_statistics()),
+        lambda: Frozen(nn.Dropout(0.5)),
+        WithoutGradients,
+    ],
+    ids=["BatchNorm in eval mode", "dropout in eval mode", "without gradients"],
+)
+def test_what_a_model_keeps_from_training_is_not_trained(
+    build: Build, make_model: Callable[[], nn.Module]
+) -> None:
+    """A client's four and two samples make a full and a padded batch."""
+    torch.manual_seed(0)
+    model = make_model().double()
+    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = train(engine(reference, model, x)).delta
+    actual = train(engine(build, model, x)).delta
+    for name, change in expected.items():
+        exactly(actual[name], change)
+        if "running" in name or (isinstance(model, WithoutGradients) and name.startswith("0")):
+            assert not change.any()
+        else:
+            assert change.any()
+
+
+class MovingMean(nn.Linear):
+    """A linear layer that tracks the mean of its outputs, by a new buffer in each pass."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * out.detach().mean()
+        return out
+
+
+def test_a_buffer_that_the_model_replaces_is_kept_for_the_client() -> None:
+    """By hand: two steps of SGD, of four and of two samples."""
+    model = MovingMean()
+    trained = engine(reference, model)
+    x, y = trained.data.x, trained.data.y
+    expected, linear = 0.0, nn.Linear(4, 3)
+    linear.load_state_dict({"weight": model.weight, "bias": model.bias})
+    schedule = schedule_of(trained, np.array([0]), 1)
+    for step, count in enumerate(schedule.counts[0]):
+        batch = torch.as_tensor(schedule.positions[0, step, :count])
+        out = linear(x[batch])
+        expected = 0.5 * expected + 0.5 * float(out.detach().mean())
+        linear.zero_grad()
+        F.cross_entropy(out, y[batch]).backward()
+        with torch.no_grad():
+            for parameter in linear.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
+    for _ in range(2):  # A client starts from the model that it is given.
+        assert float(train(trained).delta["mean"][0]) == pytest.approx(expected, rel=1e-5)
+
+
+class Counting(nn.Linear):
+    """A linear layer that counts its passes in an integer buffer, which clients do not send."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.count = self.count + 1
+        return super().forward(x) * (1 + self.count)
+
+
+def test_a_counter_that_clients_would_share_is_rejected() -> None:
+    rejects = pytest.raises(ConfigError, match=r"(?s)Counting .*engine=sequential")
+    for build in (batched, graph):
+        with rejects:
+            engine(build, Counting())
+    built = engine(auto, Counting())
+    assert built.description.startswith("sequential")
+    assert torch.equal(train(built).delta["weight"], train(built).delta["weight"])
 
 
 # --- memory layout --------------------------------------------------------------------------------

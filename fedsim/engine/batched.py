@@ -22,7 +22,11 @@ from fedsim.engine.optimizers import SGD, LocalOptimizer
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import StackedBatch, StepProgram, run_steps
 from fedsim.engine.torch_backend import TorchBackend
-from fedsim.engine.training_copies import for_batched, reject_hidden_randomness
+from fedsim.engine.training_copies import (
+    for_batched,
+    reject_hidden_randomness,
+    reject_hidden_state,
+)
 from fedsim.engine.vmapped import StackedGradients
 
 
@@ -53,6 +57,7 @@ class BatchedBackend(TorchBackend):
             if len(x):
                 reject_hidden_randomness(model, x)
                 self.stacked_gradients.try_out(x, workload.data.y)
+                reject_hidden_state(model, x)
             if worth_compiling(compile, workload.total_steps):
                 self.stacked_gradients.compile()
 

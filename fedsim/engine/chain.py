@@ -71,15 +71,15 @@ def find_chain(model: nn.Module) -> LayerChain | None:
     pooling: before it, the order does matter. Convolutions have square kernels, stride 1, and zero
     padding narrower than the kernel. Flatten, Identity and Dropout of rate 0 count as nothing.
 
-    The forward pass is the same in training and eval mode. Nothing has hooks, or a `forward` that
-    was set on the object, because a trace does not see them.
+    The forward pass is the same in training and eval mode, and all layers change their mode with
+    the model's. No part of the pass is without gradients (`torch.no_grad`). Nothing has hooks, or a
+    `forward` that was set on the object, because a trace does not see them.
     """
     if any(_has_hooks(layer) for layer in model.modules()):
         return None
     try:
-        traced = copy.deepcopy(model)
-        nodes = list(fx.symbolic_trace(traced.train()).graph.nodes)
-        nodes_in_eval_mode = list(fx.symbolic_trace(traced.eval()).graph.nodes)
+        nodes = _trace(model, training=True)
+        nodes_in_eval_mode = _trace(model, training=False)
     except Exception:  # Tracing a user's model may fail in any way.
         return None
     same_in_eval_mode = [*map(_operation, nodes)] == [*map(_operation, nodes_in_eval_mode)]
@@ -101,6 +101,30 @@ def find_chain(model: nn.Module) -> LayerChain | None:
         return None
     layers = _chain_layers(model, called)
     return None if layers is None else LayerChain(layers, "l" in before and bool(flatten))
+
+
+def _trace(model: nn.Module, *, training: bool) -> list[fx.Node]:
+    """Return the operations of the model's forward pass in a mode. Raises `_NoChainError` for a
+    layer that stays in the other mode."""
+    copied = copy.deepcopy(model)
+    copied.train(training)
+    if any(layer.training != training for layer in copied.modules()):
+        raise _NoChainError
+    with torch.enable_grad():  # the caller may have switched gradients off
+        return list(_GradientTracer().trace(copied).nodes)
+
+
+class _NoChainError(Exception):
+    """The model does something that a chain does not."""
+
+
+class _GradientTracer(fx.Tracer):
+    """A tracer that rejects operations for which the model switches gradients off."""
+
+    def create_node(self, *arguments: Any, **options: Any) -> fx.Node:
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            raise _NoChainError
+        return super().create_node(*arguments, **options)
 
 
 def _letter(node: fx.Node, layer: nn.Module | None) -> str:

@@ -100,6 +100,7 @@ class ClientTrainer:
         buffers = self.model.named_buffers()
         self.counters = [buffer for name, buffer in buffers if name not in self.tensors]
         self.initial_counters = [buffer.clone() for buffer in self.counters]
+        self._places = _places_of_buffers(self.model)
 
     def train(
         self, params: Params, schedule: Schedule, losses: NDArray[Any]
@@ -136,11 +137,23 @@ class ClientTrainer:
             values.mean().backward()
             self._complete_gradients(schedule)
             optimizer.step()
+            self._keep_buffers()
             batch_losses.append(values.detach())
         if batch_losses:
             _, steps, width = schedule.positions.shape
             # One copy from a GPU, because the host waits for each.
             losses[:steps, :width][schedule.mask[0]] = torch.cat(batch_losses).cpu().numpy()
+
+    @torch.no_grad()
+    def _keep_buffers(self) -> None:
+        """Copy buffers that the model has replaced (`self.mean = ...`) into those before, which
+        `tensors` and `counters` hold."""
+        for layer, name, buffer in self._places:
+            current = layer._buffers[name]
+            if current is not buffer:
+                assert current is not None
+                buffer.copy_(current)
+                layer._buffers[name] = buffer
 
     def _losses(self, positions: Tensor, crops: Tensor | None) -> Tensor:
         x = self.data.batch(positions, crops).contiguous(memory_format=self.layout)
@@ -172,6 +185,16 @@ class ClientTrainer:
             buffer = optimizer.state[parameter].get("momentum_buffer")
             buffers[name] = torch.zeros_like(parameter) if buffer is None else buffer
         return buffers
+
+
+def _places_of_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Return each buffer of a model with its layer and its name there."""
+    places = []
+    for layer in model.modules():
+        for name, buffer in layer._buffers.items():
+            if buffer is not None:
+                places.append((layer, name, buffer))
+    return places
 
 
 def _stacked(models: Sequence[Params]) -> Stack:

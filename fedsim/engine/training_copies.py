@@ -16,6 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedsim.core.errors import ConfigError, Problem, check
 from fedsim.engine.device import is_out_of_memory
+from fedsim.engine.model import traveling
 from fedsim.engine.training_layers import KeyedDropout, LenientBatchNorm, MaskedBatchNorm
 
 USE_KEYED_DROPOUT = "nn.Dropout has masks keyed by seed, round, client and step: use that instead"
@@ -154,6 +155,35 @@ def reject_hidden_randomness(model: nn.Module, x: Tensor) -> None:
             f"model {type(model).__name__} draws from torch's global generator in its training pass"
         )
         raise ConfigError([Problem("", ..., text, USE_KEYED_DROPOUT)])
+
+
+def reject_hidden_state(model: nn.Module, x: Tensor) -> None:
+    """Raise `ConfigError` if a training pass changes buffers that clients do not send.
+
+    Such a buffer, for example an integer counter, would be shared by clients that train at once.
+    The pass has two samples of `x`.
+    """
+    trial = for_batched(model).to(x.device)
+    trained_with = traveling(trial)
+
+    def hidden_buffers() -> dict[str, Tensor]:
+        buffers = {}
+        for name, buffer in trial.named_buffers():
+            if name not in trained_with:
+                buffers[name] = buffer.clone()
+        return buffers
+
+    before = hidden_buffers()
+    with torch.no_grad():
+        trial(x[:2])
+    after = hidden_buffers()
+    changed = [name for name, value in before.items() if not torch.equal(value, after[name])]
+    if changed:
+        text = (
+            f"model {type(model).__name__} changes the buffer {changed[0]!r} in training, which "
+            "clients do not send: only floating-point buffers of the state dict are sent"
+        )
+        raise ConfigError([Problem("", ..., text, USE_SEQUENTIAL)])
 
 
 @contextmanager

@@ -74,7 +74,8 @@ class KeyedDropout(nn.Module):
 class MaskedBatchNorm(nn.Module):
     """BatchNorm over the samples that `mask` [batch] marks, as torch's layer on these samples.
 
-    One value per channel counts as a batch of variance zero. (torch rejects it in training.)
+    One value per channel counts as a batch of variance zero. (torch rejects it in training.) In
+    eval mode, in which a model may keep the layer, running statistics are used and stay.
     """
 
     running_mean: Tensor
@@ -96,16 +97,20 @@ class MaskedBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         by_channel = (1, -1) + (1,) * (x.dim() - 2)
-        mask = self.mask.view(-1, *(1,) * (x.dim() - 1))
-        axes = [0, *range(2, x.dim())]
-        count = self.mask.sum() * (x[0, 0].numel())
-        mean = (x * mask).sum(axes) / count
-        centred = x - mean.view(by_channel)
-        var = (centred.square() * mask).sum(axes) / count
-        with torch.no_grad():
-            unbiased = var * count / (count - 1).clamp(min=1)
-            self.running_mean = torch.lerp(self.running_mean, mean.detach(), self.momentum)
-            self.running_var = torch.lerp(self.running_var, unbiased.detach(), self.momentum)
+        if self.training:
+            mask = self.mask.view(-1, *(1,) * (x.dim() - 1))
+            axes = [0, *range(2, x.dim())]
+            count = self.mask.sum() * (x[0, 0].numel())
+            mean = (x * mask).sum(axes) / count
+            centred = x - mean.view(by_channel)
+            var = (centred.square() * mask).sum(axes) / count
+            with torch.no_grad():
+                unbiased = var * count / (count - 1).clamp(min=1)
+                self.running_mean = torch.lerp(self.running_mean, mean.detach(), self.momentum)
+                self.running_var = torch.lerp(self.running_var, unbiased.detach(), self.momentum)
+        else:
+            centred = x - self.running_mean.view(by_channel)
+            var = self.running_var
         y = centred * torch.rsqrt(var + self.eps).view(by_channel)
         weight, bias = self.weight, self.bias
         return y if weight is None else y * weight.view(by_channel) + bias.view(by_channel)

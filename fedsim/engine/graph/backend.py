@@ -38,7 +38,7 @@ from fedsim.engine.optimizers import SGD, Adam
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import StackedBatch
 from fedsim.engine.torch_backend import TorchBackend
-from fedsim.engine.training_copies import reject_hidden_randomness
+from fedsim.engine.training_copies import reject_hidden_randomness, reject_hidden_state
 from fedsim.engine.trial import agree, trial_schedule
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ class GraphBackend(TorchBackend):
             name = type(optimizer).__name__
             text = f"cannot record the steps of {name}, only those of SGD and Adam"
             raise ConfigError([Problem("", ..., text, "engine=batched runs it")])
+        dtype = real_dtype(x)
+        others = {tensor.dtype for tensor in initial(workload.model).values()} - {dtype}
+        if others:
+            text = f"has one buffer for all of the model, in {dtype}, and the model has {others}"
+            raise ConfigError([Problem("", ..., text, "engine=batched runs it")])
         self.chain = workload.linear_chain(precision)
         self.recorder = recorder_for(x.device)
         self._passes: TrainingPasses | None = None
@@ -98,6 +103,7 @@ class GraphBackend(TorchBackend):
             reject_hidden_randomness(workload.model, x)
             if self._passes is not None:
                 self._passes.try_out(x)
+                reject_hidden_state(workload.model, x)
         if self.chain is None and x.device.type in STACKING_DEVICES:
             with suppress(ConfigError):  # The model then trains one client a stream.
                 self._stacked = StackedPasses(workload, precision)

@@ -450,3 +450,9 @@ def test_nothing_is_printed_without_a_tracker_on_the_terminal(
     told = capsys.readouterr().out
     assert "job 1/2 default: digits · shards · mlp · random · seed 5" in told
     assert "job 2/2 done · seed=6 · final accuracy" in told
+
+
+@pytest.mark.parametrize("lanes", [0, 2.5, True])
+def test_a_number_of_lanes_that_is_none_is_rejected(lanes: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"lanes={lanes}: must be an integer >= 1, or None"):
+        run_sweep([*WORDS, "seed=3,4"], lanes=lanes)

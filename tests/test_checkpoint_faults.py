@@ -19,8 +19,8 @@ import pytest
 from fedsim.config.compose import search_path
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.jobs.cli import run
-from fedsim.results.files import MODEL, NEWEST, PREVIOUS
-from fedsim.results.reading import METRICS, SUMMARY, read_summary
+from fedsim.results.files import MODEL, NEWEST, PARTITION, PREVIOUS
+from fedsim.results.reading import CONFIG, METRICS, SUMMARY, read_summary
 from fedsim.running.outcome import outcome_on_file
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
 from tests.dataset_toys import table
@@ -151,10 +151,27 @@ def test_a_model_that_is_cut_short_is_noticed(num_bytes_left: int, finished: Pat
     [
         (MODEL, "model.safetensors is missing or cut short"),
         (METRICS, "metrics.jsonl holds 0 of 8 rounds"),
+        (CONFIG, "config.yaml is missing"),
     ],
 )
 def test_a_missing_file_is_noticed(name: str, error: str, finished: Path) -> None:
     assert error_on_file(finished, lambda folder: (folder / name).unlink()) == error
+
+
+def test_a_damaged_config_is_noticed(finished: Path) -> None:
+    error = error_on_file(finished, lambda folder: (folder / CONFIG).write_text("nonsense"))
+    assert "config.yaml" in error
+
+
+def test_a_resumed_run_writes_files_again_that_were_lost(killed: Any, finished: Path) -> None:
+    killed(EVERY)
+    folder = folder_in("outputs")
+    for name in (CONFIG, PARTITION):
+        (folder / name).unlink()
+    assert run([*WORDS, EVERY]) == 0
+    whole = next(finished.glob("*/*/config.yaml")).parent
+    assert (folder / PARTITION).read_bytes() == (whole / PARTITION).read_bytes()
+    assert "num_rounds: 8" in (folder / CONFIG).read_text()
 
 
 def test_a_summary_that_does_not_agree_with_its_rounds_is_noticed(finished: Path) -> None:

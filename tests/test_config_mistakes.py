@@ -65,6 +65,9 @@ device=tpu -> device='tpu': must be one of auto, cpu, cuda or cuda:<number>
 optimizer._target_=os.system -> optimizer._target_='os.system': must be the dotted path of a subclass
 optimizer.schedule._target_=subprocess.Popen -> optimizer.schedule._target_='subprocess.Popen'
 tracker.console._target_=builtins.open tracker=default -> tracker.console._target_='builtins.open'
+tracker.wandb=null -> must be the dotted path of a subclass of fedsim.tracking.base.Tracker // ~tracker.wandb leaves it out
++tracker.foo=bar -> // a file of your own needs the line `_target_: <module>.<Class>`; fedsim's are in conf/tracker/
++tracker.csv._target_=fedsim.tracking.csv_tracker.CSVTracker -> // did you mean fedsim.tracking.csv_tracker.CsvTracker?
 partition_seed=${oc.create:[]} -> partition_seed=[]: must be an integer or null
 name=${oc.env:NO_SUCH_VARIABLE} -> NO_SUCH_VARIABLE
 scale=small -> scale='small': has no effect here // it is for presets that have the key `small`

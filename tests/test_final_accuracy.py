@@ -101,6 +101,12 @@ def test_a_run_that_is_killed_or_in_a_lane_ends_at_the_same_round(
     assert without_seconds(first) == whole[:end]
 
 
+def test_every_run_reaches_an_accuracy_of_zero(fedsim: Run, tmp_path: Path) -> None:
+    assert fedsim("stop_at=0.0", "final_window=1") == 0
+    summary = read_summary(folder_in("outputs")) or {}
+    assert (summary["status"], summary["rounds"]) == ("reached", 1)
+
+
 def test_a_run_that_never_reaches_stop_at_is_done(fedsim: Run, tmp_path: Path) -> None:
     assert fedsim("stop_at=1.0") == 0
     summary = read_summary(folder_in("outputs")) or {}

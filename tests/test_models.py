@@ -16,7 +16,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Streams
 from fedsim.data.base import TokenShape
 from fedsim.engine.data import ClientData
-from fedsim.engine.model import initial
+from fedsim.engine.model import initial, model_problems
 from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
 from fedsim.running.assembly import build_model
@@ -212,6 +212,30 @@ class NotLogits(nn.Linear):
         super().__init__(input_shape[-1], outputs)
 
 
+class Pair(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), 0
+
+
+@pytest.mark.parametrize(
+    ("model", "rule"),
+    [
+        (Pair(4, 3), r"must return logits \[batch, num_classes=3\], not tuple for 2 samples"),
+        (nn.Identity(), "has no parameters that are trained"),
+        (nn.Linear(4, 3).requires_grad_(False), "has no parameters that are trained"),
+        (nn.LazyLinear(3), "has a lazy layer, whose size is not known"),
+    ],
+)
+def test_models_that_cannot_be_trained_are_named_before_the_run(
+    model: nn.Module, rule: str
+) -> None:
+    x, y = torch.zeros(6, 4), torch.arange(6) % 3
+    data = ClientData(x, y, [np.arange(6)], [np.arange(6)], 3)
+    [problem] = model_problems(model, data)
+    assert re.search(rule, problem.rule)
+    assert model_problems(nn.Linear(4, 3), data) == []
+
+
 @pytest.mark.parametrize(
     ("input_shape", "outputs", "shape"), [((4,), 2, [6, 2]), ((5, 4), 3, [6, 5, 3])]
 )
@@ -224,6 +248,9 @@ def test_outputs_that_are_not_logits_are_rejected_with_their_shape(
     y = torch.arange(6) % 3
     data = ClientData(x, y, [np.arange(6)], [np.arange(6)], 3)
     optimizer = SGD(lr=0.1, momentum=0, nesterov=False, weight_decay=0, schedule=Constant())
+    [problem] = model_problems(model, data)
+    two = [2, *shape[1:]]
+    assert problem.rule == f"must return logits [batch, num_classes=3], not {two} for 2 samples"
     engine = reference(model, data, LocalWork(1, None, 2), optimizer, Streams(0))
     rule = f"must return logits [batch, num_classes=3], not {shape} for 6 samples"
     with pytest.raises(ConfigError, match=re.escape(f"model='NotLogits': {rule}")):

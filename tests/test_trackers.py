@@ -343,6 +343,28 @@ def test_an_mlflow_run_has_the_config_the_choices_and_the_outcome(info: RunInfo)
 
 
 @pytest.mark.slow
+def test_an_mlflow_run_replaces_that_of_the_result_that_is_overwritten(info: RunInfo) -> None:
+    """A run that replaces an earlier result has a folder of its own until it ends."""
+    started(MlflowTracker, info).finish(summary())
+    replacement = replace(info, folder=info.folder / "replacement", final_folder=info.folder)
+    replacement.folder.mkdir()
+    started(MlflowTracker, replacement).finish(summary())
+    experiment: Any = mlflow_client(info).get_experiment_by_name(info.name)
+    assert len(mlflow_client(info).search_runs([experiment.experiment_id])) == 1
+
+
+@pytest.mark.slow
+def test_mlflow_takes_a_folder_with_signs_of_addresses(info: RunInfo, tmp_path: Path) -> None:
+    folder = tmp_path / "o?a#b%20c"
+    folder.mkdir()
+    elsewhere = replace(info, config={**info.config, "output_dir": str(folder)})
+    trackers = started(MlflowTracker, elsewhere)
+    trackers.finish(summary())
+    assert not trackers.degraded
+    assert (folder / "mlflow.db").is_file()
+
+
+@pytest.mark.slow
 def test_mlflow_without_its_folder_is_skipped_at_once(info: RunInfo, tmp_path: Path) -> None:
     """MLflow itself would try to open the database again for more than a minute."""
     (tmp_path / "file").write_text("a file where a folder belongs")

@@ -130,6 +130,8 @@ def run_sweep(
     if not (experiments or parts):
         remedy = "run_experiment() runs the default one"
         raise ConfigError([Problem("experiments", [], "has no experiment", remedy)])
+    text, remedy = "must be an integer >= 1, or None", "it is the number of runs trained together"
+    check(rule(lanes is None or (type(lanes) is int and lanes >= 1), "lanes", lanes, text, remedy))
     prepared = _prepared(_composed(experiments, config_dir, parts), keep)
     plans = [plan for plan, _ in prepared]
     callback = _Callback(on_round)

@@ -138,7 +138,10 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
 
     if not isinstance(target, str) or "." not in target:
         line = "a file of your own needs the line `_target_: <module>.<Class>`"
-        raise rejection("", f"{line}; fedsim's are in conf/{key}/")
+        remedy = f"{line}; fedsim's are in conf/{_group_of(key)}/"
+        if node is None and "." in key:
+            remedy = f"~{key} leaves it out"
+        raise rejection("", remedy)
     module_name, _, name = target.rpartition(".")
     if reason := not_imported(module_name):
         raise rejection(f"; {reason}", REMEDY)
@@ -157,6 +160,14 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
     if inspect.isabstract(constructor):
         raise rejection(" that implements its abstract methods")
     return constructor
+
+
+def _group_of(key: str) -> str:
+    """Return the config group to which a key belongs: `tracker` for `tracker.wandb`."""
+    parts = key.split(".")
+    while len(parts) > 1 and not conf_dir().joinpath(*parts).is_dir():
+        parts.pop()
+    return "/".join(parts)
 
 
 def _import(target: str) -> Any:
@@ -191,8 +202,12 @@ def _import_remedy(module_name: str, name: str, error: BaseException) -> str:
     """Return the remedy if importing `name` from a module raised `error`."""
     module = sys.modules.get(module_name)
     if module is not None:
-        class_names = [other for other, value in vars(module).items() if inspect.isclass(value)]
-        similar = nearest(name, class_names)
+        own_classes = []
+        for other, value in vars(module).items():
+            if inspect.isclass(value) and value.__module__ == module_name:
+                own_classes.append(other)
+        same_letters = [other for other in own_classes if other.lower() == name.lower()]
+        similar = same_letters[0] if same_letters else nearest(name, own_classes)
         if similar is None:
             return "correct the class's name, or the module"
         return f"did you mean {module_name}.{similar}?"

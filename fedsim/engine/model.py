@@ -5,8 +5,11 @@ import copy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
 
+from fedsim.core.errors import Problem
 from fedsim.core.types import Params
+from fedsim.engine.data import ClientData
 
 
 def trained_names(model: nn.Module) -> list[str]:
@@ -30,6 +33,31 @@ def traveling(model: nn.Module) -> Params:
 def initial(model: nn.Module) -> Params:
     """Return a copy of what clients and server send each other."""
     return {name: tensor.detach().clone() for name, tensor in traveling(model).items()}
+
+
+def model_problems(model: nn.Module, data: ClientData) -> list[Problem]:
+    """Return the problems that show before training: nothing to train, and outputs that are no
+    logits. Errors of a forward pass are left to the engine."""
+    name = type(model).__name__
+    if any(isinstance(value, UninitializedParameter) for value in model.parameters()):
+        text = "has a lazy layer, whose size is not known when the run begins"
+        return [Problem("model", name, text, "give its size, as nn.Linear has it")]
+    if not trained_names(model):
+        return [Problem("model", name, "has no parameters that are trained")]
+    if not len(data.x):
+        return []
+    samples = data.x[:2]
+    try:
+        with torch.no_grad():
+            output = copy.deepcopy(model).to(samples.device).eval()(samples)
+    except Exception:  # a user's model may raise anything
+        return []
+    shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    is_logits = isinstance(output, Tensor) and output.dim() == 2 and len(output) == len(samples)
+    if is_logits and output.shape[1] >= data.num_classes:
+        return []
+    text = f"must return logits [batch, num_classes={data.num_classes}], not {shape} for "
+    return [Problem("model", name, f"{text}{len(samples)} samples")]
 
 
 def has_batch_norm(model: nn.Module) -> bool:

@@ -12,11 +12,13 @@ from typing import Any
 
 from fedsim.results.files import MODEL, is_whole_model
 from fedsim.results.reading import (
+    CONFIG,
     METRICS,
     SUMMARY,
     DamagedError,
     Rounds,
     check_rounds,
+    read_config,
     read_metrics,
 )
 
@@ -25,7 +27,7 @@ Signature = tuple[int, int, int]
 _whole_files: dict[Path, list[Signature | None]] = {}
 """The signatures of files that were found to be whole, by run folder.
 
-Each list has the signatures of the summary, the records and the model.
+Each list has the signatures of the summary, the config, the records and the model.
 """
 SETTLED_SECONDS = 2.0
 """Signatures are remembered only for files that have not changed for this long.
@@ -39,10 +41,13 @@ def fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]
 
     Files that have not changed since they were found to be whole are not read again.
     """
-    signatures = [_signature(folder / name) for name in (SUMMARY, METRICS, MODEL)]
+    signatures = [_signature(folder / name) for name in (SUMMARY, CONFIG, METRICS, MODEL)]
     if _whole_files.get(folder) == signatures:
         return ""
     try:
+        if signatures[1] is None:
+            return f"{CONFIG} is missing"
+        read_config(folder)
         records = read_metrics(folder, whole=True)
         check_rounds(Rounds.of(records), config, summary)
         # A run that diverged in round 1 has no records, and then no file for them.

@@ -40,7 +40,7 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.device import is_out_of_memory
 from fedsim.engine.device import prepare as prepare_device
 from fedsim.engine.engine import Engine
-from fedsim.engine.model import initial, trained_names
+from fedsim.engine.model import initial, model_problems, trained_names
 from fedsim.engine.on_demand import OnDemandBackend
 from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import LocalWork
@@ -225,6 +225,7 @@ def components_of(
     work = LocalWork(local.epochs, local.steps, local.batch_size, *partial)
     check(work.too_large(division.sizes, num_selected))
     total_steps = settings.num_rounds * work.median_steps(division.train)
+    check(*model_problems(model, client_data))
     workload = Workload(model, client_data, optimizer, total_steps)
 
     # 3. Build the parts that need the population, the model or the workload.

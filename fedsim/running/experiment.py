@@ -210,17 +210,14 @@ class _RunInProgress:
         checkpoint, self.records = resumed
         self.simulation.load_state_dict(checkpoint.state)
         self.folder.reopen(checkpoint.lengths)
+        self._write_description()  # its files may have been lost
         self.checkpoints.saved_at = self.simulation.wall_seconds
         self.origin = replace(checkpoint, overwrite=overwrite)
 
     def _begin(self, overwrite: bool) -> Checkpoint:
-        """Write the files of a run that starts, and return its `origin`."""
+        """Create the folder of a run that starts, and return its `origin`."""
         RunFolder.create(self.folder.path, self.config)
-        self.folder.write_bytes(files.PARTITION, self.experiment.division.to_bytes())
-        imperfect = self.components.behaviour.imperfect
-        if len(imperfect):
-            text = json.dumps({"clients": imperfect.tolist()}) + "\n"
-            self.folder.write_text(files.IMPERFECT, text)
+        self._write_description()
         return Checkpoint(
             state={},
             lengths={},
@@ -228,6 +225,15 @@ class _RunInProgress:
             started=time.time(),
             overwrite=overwrite,
         )
+
+    def _write_description(self) -> None:
+        """Write the files that describe the run and stay as they are."""
+        self.folder.write_config(self.config)
+        self.folder.write_bytes(files.PARTITION, self.experiment.division.to_bytes())
+        imperfect = self.components.behaviour.imperfect
+        if len(imperfect):
+            text = json.dumps({"clients": imperfect.tolist()}) + "\n"
+            self.folder.write_text(files.IMPERFECT, text)
 
     def start_trackers(self, info: RunInfo, cohort_size: int) -> None:
         """Start the trackers and replay the records of earlier processes.
@@ -286,7 +292,8 @@ class _RunInProgress:
             record = self.simulation.step()
             self._write(record)
             stop_reason = self.watch.round_ended(record)
-            target = self.config.get("stop_at") or math.inf
+            stop_at = self.config.get("stop_at")
+            target = math.inf if stop_at is None else stop_at
             accuracies = [record.test_accuracy for record in self.records[-self.window :]]
             if reaches(accuracies, target, self.window, self.num_rounds):
                 return Outcome("reached", {"error": None})

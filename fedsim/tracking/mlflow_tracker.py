@@ -35,6 +35,14 @@ MAX_ID_BYTES = 100
 """Size limit of the file with a run's id."""
 
 
+def _address(database: Path) -> str:
+    """Return the address of a database's file, in which the characters ? and % are escaped."""
+    import sqlalchemy
+
+    url = sqlalchemy.URL.create("sqlite", database=os.fspath(database))
+    return url.render_as_string(hide_password=False)
+
+
 class MlflowTracker(Tracker):
     """A tracker that makes one MLflow run of each run. The experiment is the run's name.
 
@@ -62,16 +70,17 @@ class MlflowTracker(Tracker):
                 # A killed process, or two at the same time, would leave half a database.
                 new = database.with_suffix(".new")
                 new.unlink(missing_ok=True)
-                MlflowClient(f"sqlite:///{new.as_posix()}")
+                MlflowClient(_address(new))
                 new.rename(database)
-        self._client = MlflowClient(f"sqlite:///{database.as_posix()}")
+        self._client = MlflowClient(_address(database))
         with suppress(MlflowException):  # it exists
             self._client.create_experiment(info.name)
         experiment: Any = self._client.get_experiment_by_name(info.name)
         # 3. Replace the run.
         id_file = info.folder / MLFLOW_ID
-        with suppress(MlflowException, OSError):
-            self._client.delete_run(read_regular(id_file, MAX_ID_BYTES).decode())
+        for folder in dict.fromkeys((info.folder, info.results)):
+            with suppress(MlflowException, OSError):
+                self._client.delete_run(read_regular(folder / MLFLOW_ID, MAX_ID_BYTES).decode())
         run = self._client.create_run(
             experiment.experiment_id, tags=dict(info.choices), run_name=info.label
         )

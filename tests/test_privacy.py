@@ -68,8 +68,8 @@ EPSILONS: dict[Setting, tuple[float, float, float]] = {
     (1000, 20, 0.8, 100, 1e-6): (3.91, 21.0, 21.6),
 }
 """For each setting: the epsilon of Poisson sampling by Rényi divergences (Opacus's accountant),
-which bounds it from above; the epsilon of K of N clients; and the proven bound of it
-(docs/privacy.md)."""
+which bounds it from above; an epsilon that some inputs reach with K of N clients, which bounds
+theirs from below; and the proven epsilon of K of N clients."""
 every_setting = pytest.mark.parametrize("setting", EPSILONS, ids=str)
 
 
@@ -98,14 +98,14 @@ def test_epsilon_of_poisson_cohorts_is_that_of_dp_accounting(setting: Setting) -
 
 
 @every_setting
-def test_epsilon_of_k_of_n_clients_is_that_of_half_the_noise_multiplier(setting: Setting) -> None:
+def test_epsilon_of_k_of_n_clients_is_not_below_one_that_inputs_reach(setting: Setting) -> None:
     """One client is exchanged for another. All other clients send -C, and it sends C or -C. So the
     sum of a round lies at -K C, or with probability q at 2 C more: these are the two distributions
     of Poisson sampling at a sensitivity of 2 C."""
     num, k, z, rounds, delta = setting
-    epsilon = epsilon_of(Sampling.FIXED_SIZE, *setting)
-    assert epsilon == pytest.approx(by_dp_accounting(num, k, z / 2, rounds, delta), rel=3e-3)
-    assert epsilon == pytest.approx(EPSILONS[setting][1], rel=4e-3)
+    reached = by_dp_accounting(num, k, z / 2, rounds, delta)
+    assert reached == pytest.approx(EPSILONS[setting][1], rel=4e-3)
+    assert reached < epsilon_of(Sampling.FIXED_SIZE, *setting) < 1.15 * reached
 
 
 def losses(distribution: Any) -> tuple[Any, Any, float]:
@@ -116,7 +116,7 @@ def losses(distribution: Any) -> tuple[Any, Any, float]:
 
 
 @every_setting
-def test_epsilon_of_k_of_n_clients_lies_below_the_proven_bound(setting: Setting) -> None:
+def test_epsilon_of_k_of_n_clients_is_the_proven_one(setting: Setting) -> None:
     """Zhu, Dong and Wang 2022, theorem 11, bounds the losses of a round in which clients are
     exchanged. Above 0 they are as with the client against without it, below 0 as without it against
     with it, and the remaining probability is at 0."""
@@ -136,11 +136,11 @@ def test_epsilon_of_k_of_n_clients_lies_below_the_proven_bound(setting: Setting)
     both[without_client[without_client < 0] - lowest] = below[without_client < 0]
     both[-lowest] = 1 - infinite - both.sum()
     dominating = pld_pmf.DensePLDPmf(width, lowest, both, infinite, True)
-    bound = pld.PrivacyLossDistribution(dominating).self_compose(rounds)
-    bound_epsilon = bound.get_epsilon_for_delta(delta)
-    assert bound_epsilon == pytest.approx(EPSILONS[setting][2], rel=4e-3)
+    proven = pld.PrivacyLossDistribution(dominating).self_compose(rounds)
+    proven_epsilon = proven.get_epsilon_for_delta(delta)
+    assert proven_epsilon == pytest.approx(EPSILONS[setting][2], rel=4e-3)
     epsilon = epsilon_of(Sampling.FIXED_SIZE, *setting)
-    assert epsilon < bound_epsilon
+    assert epsilon == pytest.approx(proven_epsilon, rel=4e-3)
     # clients can bring about half the rounds of one kind and half of the other, which is not worse
     half = rounds // 2
     mixed = one_round._pmf_remove.to_dense_pmf().self_compose(half)

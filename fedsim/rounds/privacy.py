@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import SimulatedClock
 from fedsim.rounds.availability import Availability
@@ -56,16 +58,15 @@ class Accountant:
     """Adds up the privacy loss of rounds, each with its sampling rate, at the noise multiplier z.
 
     Epsilon compares two neighbouring sets of clients. With `Sampling.ALL` and `POISSON` they differ
-    by one additional client, which moves the sum of updates by at most C (Zhu et al., "Optimal
-    Accounting of Differential Privacy via Characteristic Function", 2022, theorem 11). With
-    `FIXED_SIZE` one client is exchanged for another. The sum then moves by at most 2 C, which has
-    the same effect as half the noise multiplier (Balle et al., "Privacy Amplification by
-    Subsampling", 2018, theorem 11; for several rounds see docs/privacy.md).
+    by one additional client, which moves the sum of updates by at most C. With `FIXED_SIZE` one
+    client is exchanged for another. The sum then moves by at most 2 C, which has the same effect as
+    half the noise multiplier. The losses are those of Zhu et al., "Optimal Accounting of
+    Differential Privacy via Characteristic Function", 2022, theorem 11.
     """
 
     def __init__(self, sampling: Sampling | None, noise_multiplier: float) -> None:
-        is_exchange = sampling is Sampling.FIXED_SIZE
-        self._multiplier = noise_multiplier / 2 if is_exchange else noise_multiplier
+        self._is_exchange = sampling is Sampling.FIXED_SIZE
+        self._multiplier = noise_multiplier / 2 if self._is_exchange else noise_multiplier
         self._rates: list[float] = []
         """The sampling rates of the rounds in `_composed`."""
         self._composed: PrivacyLossDistribution | None = None
@@ -82,7 +83,8 @@ class Accountant:
         for rate in rates[len(self._rates) :]:
             # the first round's rate for all: only losses with equal cells can be composed
             width = _cell_width(rates[0], self._multiplier)
-            loss = _loss_of_round(rate, self._multiplier, width)
+            loss_of_round = _loss_of_exchange if self._is_exchange else _loss_of_round
+            loss = loss_of_round(rate, self._multiplier, width)
             self._composed = loss if self._composed is None else self._composed.compose(loss)
             self._rates.append(rate)
         if self._composed is None:
@@ -98,6 +100,33 @@ def _loss_of_round(rate: float, multiplier: float, width: float) -> "PrivacyLoss
     return from_gaussian_mechanism(
         multiplier, sampling_prob=rate, value_discretization_interval=width
     )
+
+
+@cache
+def _loss_of_exchange(rate: float, multiplier: float, width: float) -> "PrivacyLossDistribution":
+    """Return the privacy loss of one round in which one client is exchanged for another.
+
+    It dominates the loss of any inputs (Zhu et al. 2022, theorem 11). A loss above 0 has the
+    probability that it has if a client is removed, a loss below 0 that if one is added, and the
+    remaining probability is at 0.
+    """
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    # the three private attributes have no public counterparts
+    of_poisson = _loss_of_round(rate, multiplier, width)
+    removed, added = of_poisson._pmf_remove.to_dense_pmf(), of_poisson._pmf_add.to_dense_pmf()
+    removed_cells = removed._lower_loss + np.arange(len(removed._probs))
+    added_cells = added._lower_loss + np.arange(len(added._probs))
+    above, below = removed_cells > 0, added_cells < 0
+    lowest = min(int(added_cells[0]), 0)
+    highest = max(int(removed_cells[-1]), 0)
+    probabilities = np.zeros(highest - lowest + 1)
+    probabilities[removed_cells[above] - lowest] = removed._probs[above]
+    probabilities[added_cells[below] - lowest] = added._probs[below]
+    infinite = removed._infinity_mass
+    probabilities[-lowest] = max(1 - infinite - probabilities.sum(), 0.0)
+    return PrivacyLossDistribution(DensePLDPmf(width, lowest, probabilities, infinite, True))
 
 
 def _cell_width(rate: float, multiplier: float) -> float:

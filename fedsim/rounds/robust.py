@@ -235,7 +235,7 @@ class DPFedAvg(Unweighted):
     - The sensitivity is the distance by which one client can move the sum of clipped updates. One
       more client moves it by `clip`. If a fixed number of clients is drawn, one client takes the
       place of another, which moves the sum by 2 `clip`. `Accountant` then counts with half the
-      noise multiplier (Balle et al., "Privacy Amplification by Subsampling", 2018, theorem 11).
+      noise multiplier, and with losses in both directions (Zhu et al. 2022, theorem 11).
     """
 
     clip: Positive

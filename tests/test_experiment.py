@@ -18,7 +18,7 @@ from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly
 from fedsim.running.assembly import Experiment, build
-from fedsim.running.experiment import execute
+from fedsim.running.experiment import component_warnings, execute
 from fedsim.running.summary import totals_of
 from fedsim.tracking.base import Trackers
 from tests.run_toys import plan_of
@@ -260,6 +260,17 @@ def test_a_holdout_without_a_sample_is_an_error_before_round_1() -> None:
     with pytest.raises(DataError, match=error):
         build(plan(*words, "local.holdout_fraction=0.1"))
     build(plan(*words, "local.holdout_fraction=0.2"))
+
+
+def test_clients_without_a_loss_to_report_are_a_warning() -> None:
+    """The 300 clients have 4 or 5 samples, and a tenth of 5 rounds to a sample."""
+    words = ("num_clients=300", "partition=iid", "local.evaluate_on=holdout", "selector=top_loss")
+    experiment = build(plan(*words, "local.holdout_fraction=0.12"))
+    num_silent = sum(len(held_out) == 0 for held_out in experiment.division.holdout)
+    assert 0 < num_silent < 300
+    (warning,) = component_warnings(experiment.simulation)
+    assert warning.startswith(f"{num_silent} of 300 clients hold out no sample")
+    assert component_warnings(build(plan(*words, "local.holdout_fraction=0.2")).simulation) == []
 
 
 @pytest.mark.parametrize(("batch_size", "count"), [(2, 2), (1, 6)])

@@ -306,6 +306,24 @@ def test_of_all_false_updates_only_those_of_free_riders_have_false_running_stati
     assert sent_cohort.delta["variance"].flatten().tolist() == variances
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "factor"), [("sign_flip", -1.0), ("free_rider", 0.0)], ids=["flip", "rider"]
+)
+def test_false_clients_send_false_gradients_to_scaffold(behaviour: str, factor: float) -> None:
+    """In option I, c_k is the gradient that client k sends. c is zero in the first round."""
+    scaffold = ("local_algorithm=scaffold", "local_algorithm.option=I")
+    honest = built(*scaffold).simulation
+    false = built(*scaffold, f"clients={behaviour}", "clients.share=1").simulation
+    honest.step()
+    false.step()
+    sent_honestly = honest.components.local_algorithm.variates
+    sent = false.components.local_algorithm.variates
+    assert sent.keys() == sent_honestly.keys()
+    for client, gradient in sent_honestly.items():
+        assert gradient.abs().max() > 0
+        assert torch.equal(sent[client], factor * gradient)
+
+
 @pytest.mark.parametrize(("cls", "values"), [(ScaledUpdate, {"factor": -1.0}), (FreeRider, {})])
 def test_falsifying_does_not_modify_the_true_updates(cls: Any, values: dict[str, Any]) -> None:
     cohort = cohort_with_variance()

@@ -19,6 +19,7 @@ from fedsim.clients.local_algorithms import (
     Scaffold,
 )
 from fedsim.config.compose import search_path
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Streams
 from fedsim.core.types import Cohort, Correction, Ids, Params
@@ -304,7 +305,10 @@ COHORT = toy_cohort([0, 1], [1, 3], [[2.0, 0.0], [4.0, 8.0]])
 
 
 def training(
-    weights: Any = 0.5, momentum: float = 0.0, nesterov: bool = False, num_clients: int = 2
+    weights: Floats | None = None,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    num_clients: int = 2,
 ) -> LocalTraining:
     optimizer = SGD(
         lr=0.1, schedule=Constant(), momentum=momentum, nesterov=nesterov, weight_decay=0.0
@@ -314,9 +318,17 @@ def training(
         optimizer=optimizer,
         num_clients=num_clients,
         scales=lambda: np.ones(num_clients),
-        weights=lambda: weights,
+        weights=lambda: np.full(num_clients, 1 / num_clients) if weights is None else weights,
         gradients=lambda: torch.ones(2, 2),
     )
+
+
+def test_dynamic_regularisation_subtracts_h_once_whatever_the_weights_add_up_to() -> None:
+    """alpha = 1: h = -((2, 0) + (4, 8)) / 2 = (-3, -4)."""
+    weights = np.array([0.5, 1.0])
+    combined = FedDyn(alpha=1.0).combine(COHORT, training(weights))
+    step = torch.as_tensor(weights, dtype=combined.updates.dtype) @ combined.updates
+    assert step.tolist() == pytest.approx([0.5 * 2 + 4 + 3, 8 + 4])
 
 
 def test_a_hostile_update_reaches_the_model_through_h_even_with_the_median() -> None:
@@ -504,7 +516,9 @@ def test_runs_in_lanes_are_those_that_run_alone(fedsim: Run, tmp_path: Path) -> 
 
 REJECTED = {
     "fednova optimizer=adam": r"local_algorithm='FedNova': normalises updates of SGD.* not of Adam\n.*optimizer=sgd",
-    "fednova local_algorithm.mu=11": r"local_algorithm\.mu=11\.0: must be at most 1 / optimizer\.lr=0\.1",
+    "fednova local_algorithm.mu=11": r"local_algorithm\.mu=11\.0: must be at most 10 with optimizer\.lr=0\.1",
+    "fednova local_algorithm.mu=0.1 optimizer.momentum=0.9": r"local_algorithm\.mu=0\.1: must be at most 0\.02633",
+    "fednova local_algorithm.mu=0.028 optimizer.momentum=0.9 optimizer.nesterov=true": r"at most 0\.0277",
     "fednova aggregator=median": r"aggregator='median': must be a mean of .* FedNova.*\n.*by_size",
     "scaffold aggregator=dp_fedavg": r"aggregator='dp_fedavg': must not be private with Scaffold.*\n.*fedprox",
     "fednova init_seed=per_client": r"init_seed='per_client': must be null or a number for FedNova.*\n.*=null",
@@ -541,6 +555,14 @@ def test_a_config_that_makes_no_sense_is_rejected(words: str) -> None:
 def test_a_config_that_makes_sense_is_accepted(words: str) -> None:
     with search_path():
         plan_of(*f"local_algorithm={words}".split(), "init_seed=per_client")
+
+
+def test_fednova_takes_a_proximal_term_with_momentum_if_no_gradient_counts_negatively() -> None:
+    with search_path():
+        plan_of("local_algorithm=fednova", "local_algorithm.mu=0.0263", "optimizer.momentum=0.9")
+    lengths = FedNova(mu=0.0263).lengths(3000, training(momentum=0.9))
+    assert (np.diff(lengths) >= 0).all()
+    assert (np.diff(FedNova(mu=0.04).lengths(3000, training(momentum=0.9))) < 0).any()
 
 
 def test_plain_is_no_key_of_the_config() -> None:

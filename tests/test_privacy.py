@@ -8,6 +8,7 @@ noise multiplier and T the number of rounds.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -317,6 +318,12 @@ NO_EPSILON = [
         OVER_SELECTION,
         "an update that arrives keeps another one from counting",
     ),
+    (
+        Full(POPULATION),
+        PLAIN,
+        OVER_SELECTION,
+        "an update that arrives keeps another one from counting",
+    ),
 ]
 
 
@@ -380,6 +387,18 @@ def test_a_step_is_the_clipped_sum_over_the_expected_number_of_clients(
     ignored_weights = np.array([7.0, 7.0])
     expected = np.array([1.2, 1.6 + 1, 0.0]) / divisor
     assert step(server, cohort, ignored_weights) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("cls", [partial(Random, mode="uniform"), Full])
+def test_with_over_selection_the_divisor_is_the_number_of_updates_that_count(cls: Any) -> None:
+    """Of 8 selected clients, or of all, the first 5 count."""
+    server = dp()
+    selector = cls(toy_population([1] * 20, 8))
+    server.begin(selector, START)
+    server.account(selector, PLAIN, OVER_SELECTION, ALWAYS)
+    cohort = toy_cohort([0, 1], [1, 9], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    assert step(in_round(server, 1), cohort) == pytest.approx([0.2, 0.2, 0.0], abs=1e-6)
 
 
 def noise_of(round: int, seed: int = 0) -> torch.Tensor:

@@ -183,6 +183,10 @@ REJECTED = [
         "and there are 4",
     ),
     (
+        "aggregator=krum aggregator.f=4 selector=full system=tiers system.over_selection=1.5",
+        "aggregator.f=4: needs 2 f + 3 = 11 updates a round, and there are 5",
+    ),
+    (
         "aggregator=multi_krum aggregator.m=6",
         "aggregator.m=6: must be at most 5, the updates of a round (cohort_size)",
     ),

@@ -214,6 +214,9 @@ class FedNova(FedProx):
     steps of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The authors'
     code has sum_k p_k tau_k with mu > 0.) Weight decay counts as a part of the gradients. The
     server knows the numbers of steps, so no byte is added.
+
+    The paper takes the entries of a_k to be at least 0. With large `mu` some would be below 0, so
+    such values are rejected (at the learning rate of the first round).
     """
 
     needs_mean = needs_same_start = True
@@ -228,12 +231,14 @@ class FedNova(FedProx):
                 f"and not of {type(optimizer).__name__}"
             )
             return Problem("", name, text, "optimizer=sgd")
+        largest = _largest_pull(optimizer) / optimizer.lr
+        momentum = f"optimizer.lr={optimizer.lr:g} and optimizer.momentum={optimizer.momentum:g}"
         text = (
-            f"must be at most 1 / optimizer.lr={optimizer.lr:g}, beyond which steps overshoot the "
-            "proximal term's end"
+            f"must be at most {largest:.4g} with {momentum}. Beyond it, steps overshoot the end of "
+            "the proximal term, and some gradients count negatively"
         )
-        remedy = "lower local_algorithm.mu, or optimizer.lr"
-        return rule(self.mu * optimizer.lr <= 1, "mu", self.mu, text, remedy)
+        remedy = "lower local_algorithm.mu, optimizer.lr or optimizer.momentum"
+        return rule(self.mu <= largest, "mu", self.mu, text, remedy)
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
         """Return the updates times tau_eff / |a_k|_1."""
@@ -258,6 +263,19 @@ class FedNova(FedProx):
             distance += step
             lengths.append(distance)
         return np.array(lengths)
+
+
+def _largest_pull(optimizer: SGD) -> float:
+    """Return the largest `mu` times learning rate with which no gradient counts negatively.
+
+    The weight h of a gradient j steps later obeys h(j + 1) = t h(j) - d h(j - 1). With momentum r
+    and m = mu lr, t = 1 + r - m and d = r; for Nesterov's, t = (1 + r) (1 - m) and d = r (1 - m).
+    From real roots on, t^2 >= 4 d, h does not swing below 0.
+    """
+    momentum = optimizer.momentum
+    if optimizer.nesterov:
+        return ((1 - momentum) / (1 + momentum)) ** 2
+    return (1 - momentum**0.5) ** 2
 
 
 @parameters
@@ -313,7 +331,8 @@ class FedDyn(LocalAlgorithm):
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
         """Move h and each g_k of the cohort, and return the updates minus h / alpha.
 
-        The aggregator then adds mean_k(w_k - w_t) - h / alpha to w_t.
+        The aggregator then adds mean_k(w_k - w_t) - h / alpha to w_t. Some selectors have weights
+        that do not add up to one: h / alpha is divided by their sum, so that it is added once.
         """
         updates = cohort.updates
         old = _rows(self.gradients, cohort.ids, updates[0])
@@ -322,7 +341,8 @@ class FedDyn(LocalAlgorithm):
         _store(self.gradients, cohort.ids, old - self.alpha * updates)
         trained = {name: cohort.start[name] for name in cohort.trained}
         delta = dict(cohort.delta)
-        for name, part in split_flat(self.sum / self.alpha, trained).items():
+        total_weight = float(training.weights().sum())
+        for name, part in split_flat(self.sum / self.alpha / total_weight, trained).items():
             delta[name] = delta[name] - part
         return replace(cohort, delta=delta)
 

@@ -241,8 +241,11 @@ def _check_selector(plan: Plan, components: Mapping[str, Any], collector: Proble
         is_met = number > 0 or signal not in selector.needs
         collector.add(rule(is_met, f"server.{key}", number, f"must be > 0 for {name}", remedy))
     if aggregator is not None:
-        # an adaptive selector decides the number in each round: it is at most all clients
-        num_updates = num_clients if selector.adaptive else settings.cohort_size
+        # an adaptive selector decides the number in each round: it is at most all clients. With
+        # over-selection, the first K updates count, whoever has selected.
+        has_over_selection = system is not None and system.over_selection > 1
+        is_limited = has_over_selection or not selector.adaptive
+        num_updates = settings.cohort_size if is_limited else num_clients
         for problem in aggregator.unfit_for(selector, num_updates):
             collector.add(problem and problem.within("aggregator"))
 

@@ -330,7 +330,12 @@ class Simulation:
         def gradients() -> Tensor:
             with context.timer("train"):
                 positions = [engine.data.train[i] for i in cohort.ids]
-                return torch.stack(list(engine.client_gradients(self.params, positions)))
+                computed = engine.client_gradients(self.params, positions)
+                sent = [
+                    context.behaviour.sent_gradient(gradient, context.round, int(client))
+                    for client, gradient in zip(cohort.ids, computed, strict=True)
+                ]
+                return torch.stack(sent)
 
         def averaging_weights() -> Floats:
             # The selector's weights take precedence over the aggregator's.

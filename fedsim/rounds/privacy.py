@@ -49,7 +49,7 @@ def why_no_epsilon(
             "training times, and with them how much data clients hold, decide who is there in "
             "later rounds"
         )
-    if clock.system.over_selection > 1 and selector.sampling is Sampling.POISSON:
+    if clock.system.over_selection > 1 and selector.sampling is not Sampling.FIXED_SIZE:
         return "with system.over_selection, an update that arrives keeps another one from counting"
     return None
 

@@ -301,6 +301,8 @@ class DPFedAvg(Unweighted):
         if self._sampling is Sampling.ALL:
             self._expected_number = population.num_clients
         self._expected_rate = self._expected_number / population.num_clients
+        if clock is not None and clock.system.over_selection > 1:
+            self._expected_number = min(self._expected_number, clock.num_counted)
         self._accountant = Accountant(self._sampling, self.noise_multiplier)
         self._why_no_epsilon = why_no_epsilon(selector, algorithm, clock, availability)
 

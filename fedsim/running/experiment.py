@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.clients.context import UNASKED_SIGNALS
+from fedsim.clients.context import UNASKED_SIGNALS, Signal
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DivergedError, FedsimError
@@ -34,7 +34,7 @@ from fedsim.results import files
 from fedsim.results.files import OutputError, RunFolder
 from fedsim.results.reading import FINAL, read_summary, window_of
 from fedsim.rounds.aggregators import weighting_warning
-from fedsim.rounds.loop import Simulation
+from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import Checkpoint, Checkpoints
 from fedsim.running.incidents import Incidents
@@ -193,7 +193,7 @@ class _RunInProgress:
         self.client_summary: dict[str, Any] = {}
         self.client_arrays: Mapping[str, Any] | None = None
         # A user's selector may raise an error here, so these come before anything is written.
-        self.warnings = _warnings(self.simulation)
+        self.warnings = component_warnings(self.simulation)
         self.adaptive = self.components.selector.adaptive
         self.start_up_rounds = self.components.selector.start_up_rounds
 
@@ -398,7 +398,7 @@ class _RunInProgress:
             warn(f"fedsim: {error}\n")
 
 
-def _warnings(simulation: Simulation) -> list[str]:
+def component_warnings(simulation: Simulation) -> list[str]:
     """Return the warnings of a run's components, which trackers show before the first round."""
     components = simulation.components
     model_bytes = sum(value.nbytes for value in simulation.params.values())
@@ -409,5 +409,24 @@ def _warnings(simulation: Simulation) -> list[str]:
         weighting_warning(components.selector, components.aggregator),
         components.local_algorithm.warning(num_clients, model_bytes),
         components.engine.warning,
+        _holdout_warning(components),
     ]
     return [warning for warning in warnings if warning]
+
+
+def _holdout_warning(components: Components) -> str | None:
+    """Return a line if some clients have no samples for the losses that the selector asks for."""
+    if not components.selector.needs & {Signal.LOSSES, Signal.ACCURACIES}:
+        return None
+    data = components.engine.data
+    num_clients = len(data.train)
+    num_silent = 0
+    for trained_on, evaluated_on in zip(data.train, data.evaluate, strict=True):
+        num_silent += len(trained_on) > 0 and len(evaluated_on) == 0
+    if not num_silent:
+        return None
+    return (
+        f"{num_silent} of {num_clients} clients hold out no sample, so they have no loss to report "
+        f"(local.evaluate_on=holdout): {type(components.selector).__name__} selects them less or "
+        "never; raise local.holdout_fraction, or take local.evaluate_on=train"
+    )

@@ -110,7 +110,10 @@ def _draw_gain(axes: Axes, height: float, row: pd.Series, colour: str, ends: End
     if not 0.95 * low < gain < 0.95 * high:  # a marker closer to the edge would be cut
         edge, align = (low, "left") if gain < 0 else (high, "right")
         number = f"{gain:+.0f}" if np.isnan(half) else f"{gain:+.0f} ± {half:.0f}"
-        text = f"◂ {number}" if gain < 0 else f"{number} ▸"
+        if row.get("p_holm", np.nan) < ALPHA:
+            text = f"◂ {number}" if gain < 0 else f"{number} ▸"
+        else:
+            text = f"◃ {number}" if gain < 0 else f"{number} ▹"
         axes.text(edge, height, text, color=colour, ha=align, va="center", fontsize=7)
         return
     is_beyond = row.get("p_holm", np.nan) < ALPHA

@@ -59,12 +59,13 @@ def whether(answer: Answer) -> str:
         tests = f"{in_regimes} in a regime. In the mean over regimes, {of_means}"
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
     return (
-        f"{title}. With a learning rate of its own for each method, {tests}. But these tests are "
-        f"weak: a gain in a regime had to be about {answer.needed(answer.intervals):.1f} points, "
-        f"and a mean gain {answer.needed(answer.overall):.1f}. The largest gain in a regime is "
-        f"{points(largest)}. [If seeds are independent between settings](#seeds), a gain had to be "
-        f"{answer.needed_if_nested(answer.intervals, num):.1f} points, and a mean gain "
-        f"{answer.needed_if_nested(answer.overall, num):.1f}."
+        f"{title}. Learning rate and parameters are tuned for each method. At equal rounds, "
+        f"{tests}. But these tests are weak: a mean gain had to be about "
+        f"{answer.needed(answer.overall):.1f} points (median over methods), and a gain in one "
+        f"regime {answer.needed(answer.intervals):.1f}. The largest gain in a regime is "
+        f"{points(largest)}. [If seeds are independent between settings](#seeds), "
+        f"{answer.needed_if_nested(answer.overall, num):.1f} and "
+        f"{answer.needed_if_nested(answer.intervals, num):.1f} points would do."
     )
 
 
@@ -80,17 +81,41 @@ def how_much(answer: Answer) -> str:
     """Say what the best method gains, how much any may gain, and what a wrong rate costs."""
     best = answer.rivals[0]
     parts = [f"{mean_gain(answer.overall_after(num), best)} with {num} rounds" for num in HORIZONS]
-    of_rivals = answer.overall.loc[answer.rivals]
-    highest = float((of_rivals["gain"] + of_rivals["half"]).max())
+    highest = _highest(answer)
     median = answer.changes.loc[best, "median"]
     controls = [points(answer.overall.loc[name, "gain"]) for name in controls_of(answer)]
     return (
         f"**By how much, and when?** `{best}` has the highest mean gain over regimes: "
         f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}). The median over settings "
         f"is {points(median)}. As the best of {len(answer.rivals)} estimates, it is probably too "
-        f"high. No method's interval ends above {points(highest)}. Two controls, which are random "
-        f"selection again, have {' and '.join(controls)}.{_rate(answer)}"
+        f"high.{_above_zero(answer, best)} No method's mean gain has an interval that ends above "
+        f"{points(highest)}. Two controls, which are random selection again, have "
+        f"{' and '.join(controls)}.{_rate(answer)}"
     )
+
+
+def _above_zero(answer: Answer, best: str) -> str:
+    """Say with which horizons the interval of the best method is above zero, if that is not beyond
+    chance."""
+    if best in _beyond_in_the_mean(answer, "equal rounds", 1):
+        return ""
+    above = []
+    for num_rounds in HORIZONS:
+        row = answer.overall_after(num_rounds).loc[best]
+        if row["gain"] - row["half"] > 0:
+            above.append(f"{num_rounds}")
+    if not above:
+        return ""
+    return (
+        f" With {' and '.join(above)} rounds its interval is above zero. But this interval is that "
+        f"of one method by itself, and not of the best of {len(answer.rivals)}."
+    )
+
+
+def _highest(answer: Answer) -> float:
+    """Return the highest end of an interval of a mean gain."""
+    rows = answer.overall.loc[answer.rivals]
+    return float((rows["gain"] + rows["half"]).max())
 
 
 def _rate(answer: Answer) -> str:
@@ -136,7 +161,11 @@ def _losses_at_equal_bytes(answer: Answer) -> str:
     parts = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
     beyond = _beyond_in_the_mean(answer, "equal bytes", -1)
     verdict = f" ({listed(beyond)} beyond chance)" if beyond else ""
-    return f" Methods that ask many clients lose at equal bytes: {', '.join(parts)}{verdict}."
+    return (
+        f" Methods that ask many clients lose at equal bytes: {', '.join(parts)}{verdict}. Their "
+        "rates and schedules were tuned for the whole number of rounds. They may lose less if "
+        "tuned for the rounds that they can afford."
+    )
 
 
 def for_whom(answer: Answer) -> str:
@@ -150,9 +179,9 @@ def for_whom(answer: Answer) -> str:
         parts.append(f"`{method}` {mean_gain(answer.overall, method)} (asks for {asked}{server})")
     advice = "" if answer.beyond_chance(1) else "We can recommend none over random selection. "
     return (
-        f"**Which method, for whom?** {advice}It depends on what clients may be asked for. Among "
-        "the methods that ask for the same, the highest mean gains (if above zero) are "
-        f"{'; '.join(parts)}."
+        f"**Which method, for whom?** {advice}Where to look further depends on what clients may be "
+        "asked for. The highest mean gains among methods that ask for the same (if above zero) "
+        f"are {'; '.join(parts)}."
     )
 
 
@@ -165,7 +194,8 @@ def not_shown(answer: Answer) -> str:
     missing = _missing(draws)
     without = f" These have not run yet: {', '.join(missing)}." if missing else ""
     return (
-        "**What is not shown?** Small gains are not excluded. The settings that have run are of "
+        f"**What is not shown?** Mean gains of {_highest(answer):.0f} points, and larger ones in "
+        "single regimes, are not excluded. The settings that have run are of "
         f"{', '.join(data[:-1])} and {data[-1]}, with small models and {clients} clients, of which "
         f"{cohorts} are selected in a round.{without} The answer says nothing about larger models, "
         "real devices, fairness between clients or privacy."
@@ -230,14 +260,14 @@ def seeds(answer: Answer) -> str:
         f"Without any effect it would be {100 * ALPHA:.0f} % of independent tests.\n\n"
         "If there is none, half the interval of a mean gain is "
         f"{halves['half_nested']:.2f} in place of {halves['half']:.2f} points (medians over "
-        f"methods). A gain in one regime is beyond chance from about {needed:.1f} points on, in "
-        f"place of {answer.needed(answer.intervals):.1f} (medians over methods and regimes). Then "
-        f"{ahead_and_behind(answer, 'p_nested')}."
+        f"methods). A gain in one regime is then beyond chance from about {needed:.1f} points on, "
+        f"in place of {answer.needed(answer.intervals):.1f} (medians over methods and regimes). Also "
+        f"then, {ahead_and_behind(answer, 'p_nested')}."
     )
     if num < num_all:
         needed_in_all = answer.needed_if_nested(answer.intervals, num_all)
         text += (
-            f" With all {num_all} settings, {needed_in_all:.1f} points would do, if gains vary "
-            "between settings as they do so far."
+            f" With all {num_all} settings, a gain of {needed_in_all:.1f} points in one regime "
+            "would do, if gains vary between settings as they do so far."
         )
     return text

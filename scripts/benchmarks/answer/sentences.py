@@ -261,8 +261,8 @@ def seeds(answer: Answer) -> str:
         "If there is none, half the interval of a mean gain is "
         f"{halves['half_nested']:.2f} in place of {halves['half']:.2f} points (medians over "
         f"methods). A gain in one regime is then beyond chance from about {needed:.1f} points on, "
-        f"in place of {answer.needed(answer.intervals):.1f} (medians over methods and regimes). Also "
-        f"then, {ahead_and_behind(answer, 'p_nested')}."
+        f"in place of {answer.needed(answer.intervals):.1f} (medians over methods and regimes). "
+        f"Also then, {ahead_and_behind(answer, 'p_nested')}."
     )
     if num < num_all:
         needed_in_all = answer.needed_if_nested(answer.intervals, num_all)

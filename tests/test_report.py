@@ -181,6 +181,13 @@ def test_against_tells_groups_apart_whose_configs_compare_as_equal(tmp_path: Pat
     assert (code, [row[2:4] for row in rows]) == (0, [["+0.0000", "0.0000"]] * 2)
 
 
+@pytest.mark.parametrize("word", ["stop_at=null", "secure=true", "lr=0.10", "seed=0.0"])
+def test_values_of_where_are_those_of_a_command_line(word: str, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    write_run(folder, [0.5], [[0]], stop_at=None, secure=True, lr=0.1, seed=0)
+    assert make_report([str(folder), "--no-figures", "--where", word]) == 0
+
+
 def test_a_report_of_some_of_the_runs(runs: Path, tmp_path: Path) -> None:
     some = {
         "selector=*": 2,

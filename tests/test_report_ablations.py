@@ -76,6 +76,22 @@ def test_the_table_marks_the_best_and_what_is_level_with_it(alphas: Path) -> Non
     assert f',"{best}"\n' in table.csv()
 
 
+def test_the_table_counts_diverged_runs_and_may_show_the_standard_deviation(tmp_path: Path) -> None:
+    for alpha in (1, 2, 3):
+        for seed in range(3):
+            status = "diverged" if (alpha, seed) == (3, 0) else "done"
+            final = [0.1 * alpha + 0.01 * seed]
+            values = {"_target_": "gpfl", "alpha": alpha}
+            choices = {"selector": "gpfl"}
+            folder = tmp_path / str(alpha)
+            write_run(
+                folder, final, [[0]], seed=seed, status=status, choices=choices, selector=values
+            )
+    (cells,) = rows_of(ablation_table(only_ablation(tmp_path), "sd"))
+    assert cells["alpha=1"] == "0.1100 ± 0.0100 ≈"
+    assert cells["alpha=3"] == "0.3150 ± 0.0071 (1 diverged)"
+
+
 def test_the_figure_of_a_line_has_means_intervals_and_seeds(alphas: Path) -> None:
     (plot,) = ablation_plots([only_ablation(alphas)], selectors_in(alphas))
     (axes,) = plot.figure.axes

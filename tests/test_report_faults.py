@@ -423,7 +423,7 @@ def test_escapes_and_empty_columns_which_files_for_programs_keep() -> None:
     )
     assert list(table.shown) == ["a|b", "c_d"]
     assert r"| a\|b | c_d |" in table.markdown()
-    assert r"a|b & c\_d \\" in table.latex()
+    assert r"a\textbar{}b & c\_d \\" in table.latex()
     assert r"50 \% & 1 $\pm$ 2 \\" in table.latex()
     assert len(table.shown.columns) == 2
     assert table.csv().splitlines()[0] == ",a|b,a,c_d"

@@ -164,6 +164,38 @@ def test_differences_to_different_methods_are_not_pooled(tmp_path: Path) -> None
     assert rows_of(pooled_pairs(frame)) == []
 
 
+def test_a_method_has_one_name_in_all_settings(tmp_path: Path) -> None:
+    """In one of the settings, gpfl also ran with another rho."""
+    for partition in ("iid", "shards_2"):
+        for seed in range(3):
+            for selector, rho in (("random", None), ("gpfl", 1.0), ("gpfl", 2.0)):
+                if (partition, rho) == ("iid", 2.0):
+                    continue
+                node = {"_target_": selector} | ({} if rho is None else {"rho": rho})
+                choices = {"selector": selector, "partition": partition}
+                folder = tmp_path / f"{partition}-{rho}"
+                values = {"choices": choices, "selector": node, "seed": seed}
+                values["partition"] = {"_target_": partition}
+                write_run(folder, [0.1 + 0.01 * seed], [[0]], **values)
+    frame = frame_of(tmp_path)
+    assert set(frame["method"]) == {"random", "gpfl rho=1.0", "gpfl rho=2.0"}
+    (row,) = rows_of(pooled_pairs(frame))
+    assert (row["difference of final accuracy"], row["settings"]) == ("gpfl rho=1.0 - random", "2")
+
+
+def test_cells_are_pooled_only_if_they_differ_in_the_partition_alone(tmp_path: Path) -> None:
+    cells = {"a": (2, 1), "b": (10, 1), "c": (2, 3)}
+    for cell, (shards, cohort_size) in cells.items():
+        for seed in range(3):
+            for selector in ("random", "gpfl"):
+                values = {"partition": {"shards": shards}, "cohort_size": cohort_size}
+                choices = {"selector": selector, "cell": cell, "partition": cell}
+                folder = tmp_path / cell
+                write_run(folder, [0.1 * seed], [[0]], seed=seed, choices=choices, **values)
+    (row,) = rows_of(pooled_pairs(frame_of(tmp_path)))
+    assert (row[""], row["settings"]) == ("a, b", "2")
+
+
 def test_labels_show_choices_alone_and_the_last_part_of_keys_that_tells_them_apart() -> None:
     choices = {"cell": "gpfl_2spc", "selector": "gpfl", "selector/exploration": "linear"}
     labels = {**choices, "cohort_size": "5", "model.dropout": "0.5"}

@@ -22,6 +22,7 @@ DECLARING = [path.stem for path in SELECTORS if "#   tune:" in path.read_text()]
     [
         ("x=interval(10,20)", [15.0, 17.5, 12.5]),
         ("x=tag(log,interval(0.01,100))", [1.0, 10.0, 0.1]),
+        ("x=int(interval(2,9))", [6, 7, 4]),  # 5.5, 7.25 and 3.75, rounded
     ],
 )
 def test_points_of_an_interval_are_those_of_the_sobol_sequence(

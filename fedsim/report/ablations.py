@@ -9,13 +9,13 @@ import pandas as pd
 
 from fedsim.core.configs import short_names
 from fedsim.report.sections import Material, Section
-from fedsim.report.table import Bold, Table, make_frame
+from fedsim.report.table import Bold, Table, make_frame, show_result
 from fedsim.results.ablations import Point, axis, file_name, find_ablations
 from fedsim.results.frames import by, selector_of
 from fedsim.results.statistics import MIN_SEEDS
 
 NOTE = (
-    "Means over seeds with their 95 % intervals (Student's t). Bold: the best of a line or "
+    "mean [95 % interval] over the seeds that are done (Student's t). Bold: the best of a line or "
     "map. "
     "≈: not told apart from it at equal seeds, "
     f"{MIN_SEEDS} at least (paired t-tests, Holm's correction)."
@@ -28,7 +28,8 @@ def section(material: Material) -> Section:
     ablations = []
     for points in find_ablations(material.frame):
         ablations.append([point._replace(method=rename(point.method)) for point in points])
-    tables = [ablation_table(points) for points in ablations]
+    spread = material.presentation.spread
+    tables = [ablation_table(points, spread) for points in ablations]
     plots = partial(_plots, ablations, material.frame)
     return Section(tables, tables, plots=plots, place="ablations")
 
@@ -40,10 +41,11 @@ def _plots(ablations: Sequence[Sequence[Point]], runs: pd.DataFrame) -> list[Any
     return ablation_plots(ablations, selectors)
 
 
-def ablation_table(points: Sequence[Point]) -> Table:
+def ablation_table(points: Sequence[Point], spread: str = "interval") -> Table:
     """Return a table with a column for each value of the last number.
 
-    It has a row for each line, or in a map a row for each value of the first number.
+    It has a row for each line, or in a map a row for each value of the first number. `spread` is as
+    in `Table`.
     """
     keys = points[0].keys
     columns = axis(points, -1)
@@ -57,14 +59,18 @@ def ablation_table(points: Sequence[Point]) -> Table:
     frame = make_frame(
         ["", "run", *names[:-1], *titles], [[*key, *row] for key, row in rows.items()]
     )
-    formats = {**dict.fromkeys(names, "g"), **dict.fromkeys(titles, _show_point)}
+    show_cell = partial(_show_point, spread=spread)
+    formats = {**dict.fromkeys(names, "g"), **dict.fromkeys(titles, show_cell)}
     title = f"Final accuracy by {' and '.join(keys)}"
     return Table(file_name(points), title, frame, formats, NOTE)
 
 
-def _show_point(cell: tuple[float, Point] | None) -> str:
+def _show_point(cell: tuple[float, Point] | None, spread: str) -> str:
     if cell is None:
         return "-"
     _, point = cell
-    text = f"{point.accuracy}{' ≈' * point.is_level}"
+    text = show_result(point.accuracy, spread)
+    if point.num_diverged:
+        text += f" ({point.num_diverged} diverged)"
+    text += " ≈" * point.is_level
     return Bold(text) if point.is_best else text

@@ -54,7 +54,7 @@ from fedsim.report.summary import compare_summaries, make_summary, read_summary_
 from fedsim.report.table import table_files
 from fedsim.results.archive import write_archive
 from fedsim.results.files import OutputError
-from fedsim.results.frames import runs_frame
+from fedsim.results.frames import is_equal, runs_frame
 from fedsim.results.runs import ReportError, Run
 from fedsim.results.sources import OUTPUTS, find_source, read_source
 from fedsim.tracking.tables import Output
@@ -203,6 +203,13 @@ def with_window(runs: list[Run], window: int | None) -> list[Run]:
     return [replace(run, config={**run.config, "final_window": value}) for run in runs]
 
 
+def _as_written(value: Any) -> str:
+    """Return a config value as a command line has it: null, true, 0.1."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
 def filtered(runs: Sequence[Run], word: str) -> list[Run]:
     """Return the runs with one of the values in `word`.
 
@@ -217,16 +224,18 @@ def filtered(runs: Sequence[Run], word: str) -> list[Run]:
     texts = set()
     for run in runs:
         values = {**dict(leaves(run.config)), "code": run.code, **run.choices}
-        names = {str(values.get(key, values.get(long_key)))}
+        value = values.get(key, values.get(long_key))
+        names = {_as_written(value)} if key in values or long_key in values else set()
         if key == "dataset":
             names.add(str(run.dataset))
         texts |= names
         for name in names:
-            if any(fnmatchcase(name.replace(" ", ""), pattern) for pattern in patterns):
+            bare = name.replace(" ", "")
+            if any(fnmatchcase(bare, form) or is_equal(bare, form) for form in patterns):
                 matching.append(run)
                 break
     if not matching:
-        known = listed(sorted(texts - {"None"}))
+        known = listed(sorted(texts))
         remedy = f"there are {known}" if known else f"none has a {key}"
         raise ReportError(f"--where {word}: holds of no run; {remedy}")
     return matching

@@ -352,6 +352,9 @@ LATEX = str.maketrans(
         "^": r"\^{}",
         "±": r"$\pm$",
         "≈": r"$\approx$",
+        "<": r"\textless{}",  # in LaTeX's usual encoding of fonts, these three are others
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
     }
 )
 

@@ -8,7 +8,7 @@ assets/tables.yaml.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import pandas as pd
 import yaml
 
 from fedsim.core.arrays import Floats
-from fedsim.core.configs import SYMBOLS, YAML_LOADER, short_names
+from fedsim.core.configs import SYMBOLS, YAML_LOADER, leaves, short_names
 from fedsim.core.record import CLIENT_ACCURACY, CLIENT_ACCURACY_MEASURES, PHASES
 from fedsim.report.contrasts import (
     choose_reference,
@@ -40,6 +40,7 @@ from fedsim.results.frames import (
     by,
     by_setting,
     by_target,
+    compared_config,
     done,
     first_run,
     is_setting,
@@ -393,12 +394,17 @@ def pooled_pairs(runs: pd.DataFrame) -> Table:
     Settings that differ only in how data are divided among clients are pooled. Methods that are
     missing in one of them are skipped.
     """
-    # Settings, each its runs by method, by the labels that they have in common.
-    panels: dict[str, list[Mapping[str, pd.DataFrame]]] = {}
+    # Settings, each its runs by method, by what they have in common.
+    panels: dict[Hashable, list[Mapping[str, pd.DataFrame]]] = {}
+    titles: dict[Hashable, list[str]] = {}
     for rows in by_setting(runs).values():
-        panels.setdefault(_besides_partition(rows), []).append(by(rows, "method"))
+        panel = _besides_partition(rows)
+        panels.setdefault(panel, []).append(by(rows, "method"))
+        labels = {key: text for key, text in rows["labels"].iloc[0].items() if _names_panel(key)}
+        titles.setdefault(panel, []).append(show_labels(labels))
     compared = []
-    for title, settings in panels.items():
+    for panel, settings in panels.items():
+        title = ", ".join(dict.fromkeys(titles[panel]))
         if len(settings) > 1:
             compared += [(title, *pooled_line) for pooled_line in _pooled_lines(settings)]
     corrected = corrected_alike([difference for *_, difference in compared])
@@ -410,13 +416,24 @@ def pooled_pairs(runs: pd.DataFrame) -> Table:
     return make_table("pooled", header, rows, P_COLUMNS)
 
 
-def _besides_partition(rows: pd.DataFrame) -> str:
-    """Return the labels of a setting, except how the data are divided among clients, as text."""
-    labels = {}
-    for key, text in rows["labels"].iloc[0].items():
-        if is_setting(key) and key.partition(".")[0] not in ("cell", "partition"):
-            labels[key] = text
-    return show_labels(labels)
+def _names_panel(key: str) -> bool:
+    """Return whether a label tells settings apart that are not pooled."""
+    return is_setting(key) and key.partition(".")[0] != "partition"
+
+
+def _besides_partition(rows: pd.DataFrame) -> Hashable:
+    """Return what defines a setting, except how the data are divided among clients.
+
+    These are its labels. A cell is a label that may stand for any value of the config, so in its
+    place stand all values, except those of the partition and the method.
+    """
+    labels = {key: text for key, text in rows["labels"].iloc[0].items() if _names_panel(key)}
+    if labels.pop("cell", None) is None:
+        return frozenset(labels.items())
+    values = {key: str(value) for key, value in leaves(compared_config(first_run(rows)))}
+    of_method = ("partition", "selector", "server")
+    fixed = {key: text for key, text in values.items() if key.partition(".")[0] not in of_method}
+    return frozenset((labels | fixed).items())
 
 
 def _pooled_lines(

@@ -62,6 +62,7 @@ class Point(NamedTuple):
         p_value: The p-value of a paired t-test of the best point against this one at equal seeds,
             corrected by Holm's method over the line or map. nan for the best point itself, and
             with fewer than `MIN_SEEDS` common seeds.
+        num_diverged: The number of runs that diverged. They have no final accuracy.
     """
 
     keys: tuple[str, ...]
@@ -73,6 +74,7 @@ class Point(NamedTuple):
     accuracy: Estimate
     is_best: bool
     p_value: float
+    num_diverged: int = 0
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -97,6 +99,7 @@ def find_ablations(runs: pd.DataFrame) -> list[list[Point]]:
     accuracy (`stop_at`) are skipped: their final accuracies are near it.
     """
     groups = by(done(without_target(runs)), "group")
+    num_diverged = runs.loc[runs["status"] == "diverged", "group"].value_counts()
     ablations: dict[tuple[str, ...], list[Point]] = {}
     for numbers in _families(groups):
         for keys, grid, other_numbers in _grids(numbers):
@@ -108,7 +111,9 @@ def find_ablations(runs: pd.DataFrame) -> list[list[Point]]:
                 # A choice that sets the numbers differs between all groups, so it is no label of
                 # the grid. The name of the first group tells the grids apart.
                 method = f"{method} ({grid.index[0]})"
-            points += _points(symbols, setting, method, grid[list(keys)], groups)
+            for point in _points(symbols, setting, method, grid[list(keys)], groups):
+                diverged = int(num_diverged.get(point.group, 0))
+                points.append(point._replace(num_diverged=diverged))
     return list(ablations.values())
 
 

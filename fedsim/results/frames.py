@@ -323,9 +323,12 @@ def _make_labels(runs: Sequence[Run]) -> list[Labels]:
     labels = [{name: chosen.get(name) or "-" for name in names} for chosen in choices]
     # 2. What distinguishes runs with equal labels: parts of the selector, other choices, values.
     values = [dict(leaves(config)) for config in configs]
-    _add_distinguishing(labels, [_parts_of_selector(chosen) for chosen in choices])
-    _add_distinguishing(labels, _other_choices(choices, configs))
-    _add_distinguishing(labels, values)
+    parts = [_parts_of_selector(chosen) for chosen in choices]
+    others = _other_choices(choices, configs)
+    for kind in (parts, others, values):
+        methods = [_of_method(label) for label in labels]
+        _add_distinguishing(labels, kind)
+        _label_methods_alike(labels, methods, kind)
     # 3. Values of a setting that label some runs label all runs. Otherwise a method that ran in one
     #    setting alone would seem to have a setting of its own.
     keys = dict.fromkeys(key for label in labels for key in label)
@@ -340,6 +343,33 @@ def _make_labels(runs: Sequence[Run]) -> list[Labels]:
         if num_versions[str(run.own_classes)] > 1:
             label["code"] = str(run.code)
     return [{key: printable(text) for key, text in label.items()} for label in labels]
+
+
+def _of_method(label: Labels) -> Hashable:
+    """Return the labels that name a method, in a hashable form."""
+    return frozenset(item for item in label.items() if not is_setting(item[0]))
+
+
+def _label_methods_alike(
+    labels: Sequence[Labels], methods: Sequence[Hashable], values: Sequence[Mapping[str, Any]]
+) -> None:
+    """Let what distinguishes some runs of a method label all of its runs, in place.
+
+    `methods` are those before `values` distinguished their runs. Otherwise a method would have
+    other names in the settings where its parameters have several values than in the rest, and would
+    be missing in comparisons over settings.
+    """
+    keys_of: dict[Hashable, dict[str, None]] = {}
+    for label, method in zip(labels, methods, strict=True):
+        keys = {key: None for key in label if not is_setting(key)}
+        keys_of.setdefault(method, {}).update(keys)
+    order = list(dict.fromkeys(key for label in labels for key in label))
+    for label, method, own_values in zip(labels, methods, values, strict=True):
+        for key in keys_of[method]:
+            label.setdefault(key, str(own_values.get(key, "-")))
+        in_order = {key: label[key] for key in order if key in label}
+        label.clear()
+        label.update(in_order)
 
 
 def _in_cell(name: str, choices: Sequence[Mapping[str, str]]) -> bool:

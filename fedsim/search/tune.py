@@ -125,7 +125,7 @@ def word_at(override: "Override", share: float) -> str:
     """Return the word `key=value` at a coordinate of a point: a `share` in [0, 1).
 
     - An interval from a to b: a + share (b - a), with tag(log, ...) a (b / a)**share; rounded to
-      three digits.
+      three digits, or to a whole number with int(...).
     - A choice or a range: the value that is this share of the way through the list.
     """
     value: Any = override.value()
@@ -137,6 +137,8 @@ def word_at(override: "Override", share: float) -> str:
     number = low + share * (high - low)
     if "log" in value.tags:
         number = low * (high / low) ** share
+    if isinstance(value.start, int):  # int(interval(...)); other intervals have floats
+        return f"{key_of(override)}={round(number)}"
     return f"{key_of(override)}={float(f'{number:.3g}')}"
 
 

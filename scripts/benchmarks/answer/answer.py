@@ -1,4 +1,4 @@
-"""Everything that docs/benchmark.md says of the scored runs, computed once."""
+"""Everything that the pages of the benchmark say of the scored runs, computed once."""
 
 import re
 from dataclasses import dataclass, field

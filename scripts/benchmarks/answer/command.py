@@ -1,12 +1,12 @@
-"""Answer the selection benchmark, version 1, from the shipped runs: fill docs/benchmark.md, and
-make docs/leaderboard.md.
+"""Answer the selection benchmark, version 1, from the shipped runs: fill docs/benchmark.md and
+docs/benchmark_details.md, and make docs/leaderboard.md.
 
     uv run python scripts/benchmark.py answer              # prints the tables and sentences
     uv run python scripts/benchmark.py answer --write      # writes the pages, figures and details
     uv run python scripts/benchmark.py answer --check      # exit code 1 if a page is stale
 
-Parts of the page stand between `<!-- answer: NAME -->` and `<!-- end of answer -->`. Details of the
-gains in all regimes are in docs/measured/benchmark_v1_gains.csv.
+Parts of the pages stand between `<!-- answer: NAME -->` and `<!-- end of answer -->`. Details of
+the gains in all regimes are in docs/measured/benchmark_v1_gains.csv.
 """
 
 import argparse
@@ -40,7 +40,8 @@ from scripts.benchmarks.processes import ROOT
 from scripts.benchmarks.server_only import FILE as SERVER
 
 DOCS = ROOT / "docs"
-PAGE, LEADERBOARD = DOCS / "benchmark.md", DOCS / "leaderboard.md"
+PAGES = DOCS / "benchmark.md", DOCS / "benchmark_details.md"
+LEADERBOARD = DOCS / "leaderboard.md"
 RUNS = DOCS / "results" / "benchmark_v1"
 DETAILS = DOCS / "measured" / "benchmark_v1_gains.csv"
 FIGURES = {
@@ -64,7 +65,7 @@ MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "variations": variations_table,
     "tuning": tuning_table,
 }
-"""Makers of the parts of the page, by the name in their marker, in the order of the page."""
+"""Makers of the parts of the pages, by the name in their marker."""
 PART = re.compile(r"(<!-- answer: (\w+) -->\n).*?(<!-- end of answer -->)", re.DOTALL)
 
 
@@ -81,7 +82,8 @@ def read_answer(runs: Path = RUNS) -> Answer:
 
 def pages(answer: Answer, runs: Path) -> dict[Path, str]:
     """Return the texts of the pages by their files."""
-    return {PAGE: fill(PAGE.read_text("utf-8"), answer), LEADERBOARD: leaderboard.page(runs)}
+    texts = {page: fill(page.read_text("utf-8"), answer) for page in PAGES}
+    return {**texts, LEADERBOARD: leaderboard.page(runs)}
 
 
 def write(answer: Answer, runs: Path) -> None:

@@ -63,7 +63,8 @@ def whether(answer: Answer) -> str:
         f"{tests}. But these tests are weak: a mean gain had to be about "
         f"{answer.needed(answer.overall):.1f} points (median over methods), and a gain in one "
         f"regime {answer.needed(answer.intervals):.1f}. The largest gain in a regime is "
-        f"{points(largest)}. [If seeds are independent between settings](#seeds), "
+        f"{points(largest)}. [If seeds are independent between "
+        "settings](benchmark_details.md#seeds), "
         f"{answer.needed_if_nested(answer.overall, num):.1f} and "
         f"{answer.needed_if_nested(answer.intervals, num):.1f} points would do."
     )

@@ -22,7 +22,7 @@ from fedsim.core.disk import space_problem
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.jobs.prepare import require_room
 from fedsim.results.files import MODEL
-from fedsim.results.reading import METRICS, SUMMARY
+from fedsim.results.reading import CONFIG, METRICS, SUMMARY
 from fedsim.running.assembly import build
 from tests.run_toys import plan_of
 
@@ -57,6 +57,7 @@ def test_too_little_room_for_a_sweep_is_rejected(tmp_path: Path, disk: Mock) -> 
 def write_run(folder: Path, summary: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
     safetensors.torch.save_file({"weight": torch.zeros(1)}, folder / MODEL)
+    (folder / CONFIG).touch()
     (folder / METRICS).touch()
     (folder / SUMMARY).write_text(json.dumps(summary))
 

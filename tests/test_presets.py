@@ -72,7 +72,7 @@ def test_a_size_that_a_preset_does_not_have_is_told() -> None:
             compose_jobs(words, multirun=False)
         (problem,) = caught.value.problems
         assert (problem.key, problem.value) == ("scale", "small")
-        assert problem.remedy == "it is for presets with a `small`"
+        assert problem.remedy == "it is for presets that have the key `small`"
 
 
 def configs_of(*words: str) -> list[dict[str, Any]]:

@@ -57,7 +57,8 @@ def test_too_little_room_for_a_sweep_is_rejected(tmp_path: Path, disk: Mock) -> 
 def write_run(folder: Path, summary: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
     safetensors.torch.save_file({"weight": torch.zeros(1)}, folder / MODEL)
-    (folder / CONFIG).touch()
+    config = {"seed": 0, "num_clients": 20, "num_rounds": 50}
+    (folder / CONFIG).write_text(json.dumps(config))  # JSON is YAML, too
     (folder / METRICS).touch()
     (folder / SUMMARY).write_text(json.dumps(summary))
 

@@ -129,6 +129,11 @@ def test_a_folder_is_named_by_choices_seed_and_hash() -> None:
     assert plan.choices["selector"] == "md"
 
 
+def test_the_usual_window_may_be_written_out() -> None:
+    assert plan_of("final_window=11").folder == plan_of().folder
+    assert plan_of("final_window=10").folder != plan_of().folder
+
+
 def test_steps_replace_epochs_in_the_record() -> None:
     plan = plan_of("local.steps=3")
     assert (plan.local.steps, plan.local.epochs) == (3, None)

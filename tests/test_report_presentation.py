@@ -146,6 +146,9 @@ def test_a_selectors_name_stands_for_all_of_its_variants(tmp_path: Path) -> None
         write_run(
             tmp_path / str(rho), [0.1], [[0]], choices={"selector": "gpfl"}, selector=selector
         )
+    choices = Presentation(names={"gpfl": "GPFL"}, only=["gpfl"])
+    arranged, _ = choices.arrange(frame_of(tmp_path))  # where it is not even in their names
+    assert list(arranged["method"]) == ["rho=1", "rho=2"]
     write_run(tmp_path, [0.2], [[0]])
     choices = Presentation(names={"gpfl": "GPFL", "gpfl rho=2": "best"}, only=["gpfl"])
     arranged, _ = choices.arrange(frame_of(tmp_path))

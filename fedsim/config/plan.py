@@ -25,6 +25,7 @@ from fedsim.config.settings import (
 )
 from fedsim.core.configs import IRRELEVANT_KEYS, canonical
 from fedsim.core.errors import check
+from fedsim.core.record import FINAL_WINDOW
 from fedsim.partitions.server_split import ServerSplit
 from fedsim.tracking.base import Tracker
 
@@ -77,6 +78,8 @@ def outline(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
     config = with_one_amount_of_work(config)
     if config.get("device") == "auto" and _sees_gpu():
         config["device"] = "cuda"  # is recorded and hashed, to tell a GPU's result from a CPU's
+    if config.get("final_window") == FINAL_WINDOW:
+        config["final_window"] = None  # means the same, and so gives the same folder
 
     collector = ProblemCollector()
 

@@ -115,13 +115,18 @@ class Presentation:
         two methods with the same name.
         """
         # 1. Methods in the order of legends.
-        methods = sorted(set(frame["method"]), key=sort_key)
+        selectors = _selectors(frame)
+        methods = list(selectors)
         for key in METHOD_KEYS:
-            for word, remark in self._unknown(key, methods):
+            for word, remark in self._unknown(key, selectors):
                 raise ReportError(f"{key}: {word} {remark}")
         only = self.only or methods
-        shown = [method for method in methods if _place(method, only) < len(only)]
-        ordered = sorted(shown, key=lambda method: _place(method, self.order))
+
+        def place(method: str, words: Sequence[str]) -> int:
+            return _place(method, selectors[method], words)
+
+        shown = [method for method in methods if place(method, only) < len(only)]
+        ordered = sorted(shown, key=lambda method: place(method, self.order))
         names = {method: self.rename(method) for method in ordered}
         if len(set(names.values())) < len(names):
             raise ReportError(
@@ -170,11 +175,11 @@ class Presentation:
         self, frame: pd.DataFrame, path: Path, changed: Collection[str]
     ) -> tuple["Presentation", list[str]]:
         """Return the presentation without names of no method of the frame, and a note for each."""
-        methods = sorted(set(frame["method"]), key=sort_key)
+        selectors = _selectors(frame)
         notes = []
         values: dict[str, Any] = {}
         for key in METHOD_KEYS:
-            unknown = {} if key in changed else dict(self._unknown(key, methods))
+            unknown = {} if key in changed else dict(self._unknown(key, selectors))
             for word, remark in unknown.items():
                 remedy = f"it is ignored; correct {key} in the file, or delete the name there"
                 notes.append(f"{path}: {key}: {word} {remark}; {remedy}")
@@ -187,9 +192,12 @@ class Presentation:
                 notes.append(f"{path}: {key}: none of its names is left, so all methods are shown")
         return replace(self, **values), notes
 
-    def _unknown(self, key: str, methods: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield the words of one of `METHOD_KEYS` that name no method, and remarks on them."""
-        known = dict.fromkeys([*methods, *(method.partition(" ")[0] for method in methods)])
+    def _unknown(self, key: str, selectors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Yield the words of one of `METHOD_KEYS` that name no method, and remarks on them.
+
+        `selectors` are the methods with their selectors.
+        """
+        known = dict.fromkeys([*selectors, *selectors.values()])
         for word in getattr(self, key):
             if word not in known:
                 similar = nearest(str(word), known)
@@ -198,10 +206,25 @@ class Presentation:
                 yield word, remark
 
 
-def _place(method: str, words: Sequence[str]) -> int:
+def _selectors(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the methods of a frame, sorted, with their selectors.
+
+    A method's name begins with its selector, unless all methods have the same one.
+    """
+    methods = by(frame, "method")
+    chosen = {selector_of(rows) for rows in methods.values()}
+    selectors = {}
+    for method in sorted(methods, key=sort_key):
+        selectors[method] = method.partition(" ")[0]
+        if len(chosen) == 1:
+            selectors[method] = selector_of(methods[method]) or selectors[method]
+    return selectors
+
+
+def _place(method: str, selector: str, words: Sequence[str]) -> int:
     """Return the place of a method, or otherwise of its selector, in `words`; their number if
     neither is there."""
-    for word in (method, method.partition(" ")[0]):
+    for word in (method, selector):
         if word in words:
             return list(words).index(word)
     return len(words)

@@ -351,6 +351,13 @@ def test_normalised_averaging_with_weights_of_a_selector() -> None:
     assert combined.delta["w"].tolist() == [[2.0 * 3.5 / 2, 0.0], [4.0 * 3.5 / 4, 8.0 * 3.5 / 4]]
 
 
+def test_normalised_averaging_with_weights_that_do_not_add_up_to_one() -> None:
+    """tau_eff = (0.5 * 2 + 1.5 * 4) / 2 = 3.5: the step is 2 times that of weights / 2."""
+    cohort = replace(COHORT, steps=np.array([2, 4]))
+    combined = FedNova(mu=0.0).combine(cohort, training(np.array([0.5, 1.5])))
+    assert combined.delta["w"].tolist() == [[2.0 * 3.5 / 2, 0.0], [4.0 * 3.5 / 4, 8.0 * 3.5 / 4]]
+
+
 def test_the_lengths_of_normalised_averaging_are_those_of_the_papers_table() -> None:
     t, rho, alpha = np.arange(8), 0.9, 0.1 * 2
     plain = FedNova(mu=0.0)

@@ -183,6 +183,17 @@ def test_a_method_has_one_name_in_all_settings(tmp_path: Path) -> None:
     assert (row["difference of final accuracy"], row["settings"]) == ("gpfl rho=1.0 - random", "2")
 
 
+def test_a_setting_has_one_name_whatever_its_methods_ran_with(tmp_path: Path) -> None:
+    """gpfl ran with two values of both keys of the setting, random with two of one."""
+    settings = [("gpfl", 1, 1), ("gpfl", 2, 2), ("random", 1, 1), ("random", 1, 2)]
+    for selector, samples, alpha in settings:
+        values = {"dataset": {"samples": samples}, "partition": {"alpha": alpha}}
+        folder = tmp_path / f"{samples}-{alpha}"
+        write_run(folder, [0.1], [[0]], choices={"selector": selector}, **values)
+    expected = {"samples=1 alpha=1", "samples=2 alpha=2", "samples=1 alpha=2"}
+    assert set(frame_of(tmp_path)["setting"]) == expected
+
+
 def test_cells_are_pooled_only_if_they_differ_in_the_partition_alone(tmp_path: Path) -> None:
     cells = {"a": (2, 1), "b": (10, 1), "c": (2, 3)}
     for cell, (shards, cohort_size) in cells.items():

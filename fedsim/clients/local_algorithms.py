@@ -44,8 +44,9 @@ class LocalTraining:
     all clients. Three functions compute values only if they are called. `scales()` [K] returns
     N p_k, with p_k the weight of client k in the objective sum_k p_k F_k (F_k: its training loss).
     The aggregator's `weighting` sets p_k: N p_k is 1, or n_k N / n. `weights()` [K] returns the
-    weights by which the updates are averaged; their sum is one. `gradients()` [K, P] returns the
-    gradient of each client's mean training loss at the round's model, in eval mode.
+    weights by which the updates are averaged. Their sum is one, except with selectors whose weights
+    are unbiased instead (`ocs`). `gradients()` [K, P] returns what each client sends as the
+    gradient of its mean training loss at the round's model, in eval mode.
     """
 
     lr: float
@@ -210,10 +211,10 @@ class FedNova(FedProx):
     computes |a_k|_1 as the distance that the optimiser covers, in units of the learning rate, if
     all gradients are one. This also covers momentum with `mu`, and Nesterov's momentum.
 
-    tau_eff is sum_k p_k |a_k|_1 with the aggregator's or selector's weights p_k: the effective
-    steps of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The authors'
-    code has sum_k p_k tau_k with mu > 0.) Weight decay counts as a part of the gradients. The
-    server knows the numbers of steps, so no byte is added.
+    tau_eff is sum_k p_k |a_k|_1 / sum_k p_k with the aggregator's or selector's weights p_k: the
+    effective steps of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The
+    authors' code has sum_k p_k tau_k with mu > 0.) Weight decay counts as a part of the gradients.
+    The server knows the numbers of steps, so no byte is added.
 
     The paper takes the entries of a_k to be at least 0. With large `mu` some would be below 0, so
     such values are rejected (at the learning rate of the first round).
@@ -223,7 +224,7 @@ class FedNova(FedProx):
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
         """Return a problem unless the optimiser is SGD and `mu` times its learning rate is at most
-        1."""
+        `_largest_pull`: 1 without momentum, less with it."""
         name = type(self).__name__
         if not isinstance(optimizer, SGD):
             text = (
@@ -232,9 +233,9 @@ class FedNova(FedProx):
             )
             return Problem("", name, text, "optimizer=sgd")
         largest = _largest_pull(optimizer) / optimizer.lr
-        momentum = f"optimizer.lr={optimizer.lr:g} and optimizer.momentum={optimizer.momentum:g}"
+        context = f"optimizer.lr={optimizer.lr:g} and optimizer.momentum={optimizer.momentum:g}"
         text = (
-            f"must be at most {largest:.4g} with {momentum}. Beyond it, steps overshoot the end of "
+            f"must be at most {largest:.4g} with {context}. Beyond it, steps overshoot the end of "
             "the proximal term, and some gradients count negatively"
         )
         remedy = "lower local_algorithm.mu, optimizer.lr or optimizer.momentum"
@@ -245,7 +246,9 @@ class FedNova(FedProx):
         lengths = self.lengths(int(cohort.steps.max()), training)[cohort.steps]
         if (lengths == lengths[0]).all():  # all factors are one, but for rounding
             return cohort
-        return _scaled(cohort, (training.weights() * lengths).sum() / lengths)
+        weights = training.weights()
+        effective_steps = (weights * lengths).sum() / weights.sum()
+        return _scaled(cohort, effective_steps / lengths)
 
     def lengths(self, num_steps: int, training: LocalTraining) -> Floats:
         """Return |a|_1 after 0, 1, ... `num_steps` steps [num_steps + 1]."""
@@ -270,7 +273,7 @@ def _largest_pull(optimizer: SGD) -> float:
 
     The weight h of a gradient j steps later obeys h(j + 1) = t h(j) - d h(j - 1). With momentum r
     and m = mu lr, t = 1 + r - m and d = r; for Nesterov's, t = (1 + r) (1 - m) and d = r (1 - m).
-    From real roots on, t^2 >= 4 d, h does not swing below 0.
+    Up to the returned value, t >= 2 sqrt(d): both roots are real and positive, and h stays above 0.
     """
     momentum = optimizer.momentum
     if optimizer.nesterov:

@@ -322,6 +322,7 @@ def _make_labels(runs: Sequence[Run]) -> list[Labels]:
         names = [name for name in names if name == "cell" or not _in_cell(name, choices)]
     labels = [{name: chosen.get(name) or "-" for name in names} for chosen in choices]
     # 2. What distinguishes runs with equal labels: parts of the selector, other choices, values.
+    #    What tells runs apart by their choices needs no values.
     values = [dict(leaves(config)) for config in configs]
     parts = [_parts_of_selector(chosen) for chosen in choices]
     others = _other_choices(choices, configs)
@@ -335,6 +336,10 @@ def _make_labels(runs: Sequence[Run]) -> list[Labels]:
     of_settings = [key for key in keys if is_setting(key) and "." in key]
     for label, own_values in zip(labels, values, strict=True):
         label.update({key: str(own_values[key]) for key in of_settings if key in own_values})
+    for label in labels:  # in one order: names of equal settings must be equal
+        in_order = {key: label[key] for key in keys if key in label}
+        label.clear()
+        label.update(in_order)
     # 4. The version of the user's code, if any of the settings has runs of several versions of the
     #    same classes.
     versions = {(str(run.own_classes), run.code) for run in runs}
@@ -363,13 +368,9 @@ def _label_methods_alike(
     for label, method in zip(labels, methods, strict=True):
         keys = {key: None for key in label if not is_setting(key)}
         keys_of.setdefault(method, {}).update(keys)
-    order = list(dict.fromkeys(key for label in labels for key in label))
     for label, method, own_values in zip(labels, methods, values, strict=True):
         for key in keys_of[method]:
             label.setdefault(key, str(own_values.get(key, "-")))
-        in_order = {key: label[key] for key in order if key in label}
-        label.clear()
-        label.update(in_order)
 
 
 def _in_cell(name: str, choices: Sequence[Mapping[str, str]]) -> bool:

@@ -60,7 +60,7 @@ def whether(answer: Answer) -> str:
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
     return (
         f"{title}. Learning rate and parameters are tuned for each method. At equal rounds, "
-        f"{tests}. But these tests are weak: a mean gain had to be about "
+        f"{tests}. But these tests are weak: to be beyond chance, a mean gain had to be about "
         f"{answer.needed(answer.overall):.1f} points (median over methods), and a gain in one "
         f"regime {answer.needed(answer.intervals):.1f}. The largest gain in a regime is "
         f"{points(largest)}. [If seeds are independent between "
@@ -161,11 +161,11 @@ def _losses_at_equal_bytes(answer: Answer) -> str:
         return ""
     parts = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
     beyond = _beyond_in_the_mean(answer, "equal bytes", -1)
-    verdict = f" ({listed(beyond)} beyond chance)" if beyond else ""
+    verdict = f"only {listed(beyond)} beyond chance" if beyond else "none is beyond chance"
     return (
-        f" Methods that ask many clients lose at equal bytes: {', '.join(parts)}{verdict}. Their "
-        "rates and schedules were tuned for the whole number of rounds. They may lose less if "
-        "tuned for the rounds that they can afford."
+        " Methods that ask many clients lose at equal bytes, with intervals below zero: "
+        f"{', '.join(parts)} (corrected, {verdict}). Their rates and schedules were tuned for the "
+        "whole number of rounds. They may lose less if tuned for the rounds that they can afford."
     )
 
 
@@ -195,8 +195,9 @@ def not_shown(answer: Answer) -> str:
     missing = _missing(draws)
     without = f" These have not run yet: {', '.join(missing)}." if missing else ""
     return (
-        f"**What is not shown?** Mean gains of {_highest(answer):.0f} points, and larger ones in "
-        "single regimes, are not excluded. The settings that have run are of "
+        f"**What is not shown?** That no method gains: a mean gain below "
+        f"{answer.needed(answer.overall):.1f} points could hardly be told from chance. The "
+        "settings that have run are of "
         f"{', '.join(data[:-1])} and {data[-1]}, with small models and {clients} clients, of which "
         f"{cohorts} are selected in a round.{without} The answer says nothing about larger models, "
         "real devices, fairness between clients or privacy."

@@ -337,7 +337,9 @@ def test_torch_func_by_hand_trains_as_the_loop_by_hand_does(
 ) -> None:
     workload = replace(W1, optimizer=optimizer)
     generator = torch.Generator().manual_seed(0)
-    network = new_network(workload)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = new_network(workload)
     x = torch.randn(2, 8, 784, generator=generator)
     y = torch.randint(10, (2, 8), generator=generator)
     step = step_of(workload, network)

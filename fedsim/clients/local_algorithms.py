@@ -41,12 +41,13 @@ class LocalTraining:
     """The facts about a cohort's training that `LocalAlgorithm.combine` may use.
 
     `lr` is the learning rate, `optimizer` the clients' optimiser, and `num_clients` the number N of
-    all clients. Three functions compute values only if they are called. `scales()` [K] returns
+    all clients. Four functions compute values only if they are called. `scales()` [K] returns
     N p_k, with p_k the weight of client k in the objective sum_k p_k F_k (F_k: its training loss).
     The aggregator's `weighting` sets p_k: N p_k is 1, or n_k N / n. `weights()` [K] returns the
-    weights by which the updates are averaged. Their sum is one, except with selectors whose weights
-    are unbiased instead (`ocs`). `gradients()` [K, P] returns what each client sends as the
-    gradient of its mean training loss at the round's model, in eval mode.
+    weights by which the updates are averaged; their sum is one. `total_weight()` is the sum of the
+    weights before they were divided by it. It is not one with selectors whose weights are unbiased
+    (`ocs`). `gradients()` [K, P] returns what each client sends as the gradient of its mean
+    training loss at the round's model, in eval mode.
     """
 
     lr: float
@@ -54,6 +55,7 @@ class LocalTraining:
     num_clients: int
     scales: Callable[[], Floats]
     weights: Callable[[], Floats]
+    total_weight: Callable[[], float]
     gradients: Callable[[], Tensor]
 
 
@@ -211,10 +213,10 @@ class FedNova(FedProx):
     computes |a_k|_1 as the distance that the optimiser covers, in units of the learning rate, if
     all gradients are one. This also covers momentum with `mu`, and Nesterov's momentum.
 
-    tau_eff is sum_k p_k |a_k|_1 / sum_k p_k with the aggregator's or selector's weights p_k: the
-    effective steps of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The
-    authors' code has sum_k p_k tau_k with mu > 0.) Weight decay counts as a part of the gradients.
-    The server knows the numbers of steps, so no byte is added.
+    tau_eff is sum_k p_k |a_k|_1 with the aggregator's or selector's weights p_k: the effective
+    steps of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The authors'
+    code has sum_k p_k tau_k with mu > 0.) Weight decay counts as a part of the gradients. The
+    server knows the numbers of steps, so no byte is added.
 
     The paper takes the entries of a_k to be at least 0. With large `mu` some would be below 0, so
     such values are rejected (at the learning rate of the first round).
@@ -246,9 +248,7 @@ class FedNova(FedProx):
         lengths = self.lengths(int(cohort.steps.max()), training)[cohort.steps]
         if (lengths == lengths[0]).all():  # all factors are one, but for rounding
             return cohort
-        weights = training.weights()
-        effective_steps = (weights * lengths).sum() / weights.sum()
-        return _scaled(cohort, effective_steps / lengths)
+        return _scaled(cohort, (training.weights() * lengths).sum() / lengths)
 
     def lengths(self, num_steps: int, training: LocalTraining) -> Floats:
         """Return |a|_1 after 0, 1, ... `num_steps` steps [num_steps + 1]."""
@@ -344,7 +344,7 @@ class FedDyn(LocalAlgorithm):
         _store(self.gradients, cohort.ids, old - self.alpha * updates)
         trained = {name: cohort.start[name] for name in cohort.trained}
         delta = dict(cohort.delta)
-        total_weight = float(training.weights().sum())
+        total_weight = training.total_weight() or 1.0  # with weights of zero, no step is taken
         for name, part in split_flat(self.sum / self.alpha / total_weight, trained).items():
             delta[name] = delta[name] - part
         return replace(cohort, delta=delta)

@@ -320,7 +320,7 @@ class Simulation:
     def _combine(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Cohort:
         """Return the updates that the local algorithm makes for the aggregator.
 
-        It gets the three inner functions and not their results, because these take time or a pass
+        It gets functions and not their results, because these take time or a pass
         over the data, and most algorithms need none of them (see `LocalTraining`).
         """
         engine = self.components.engine
@@ -337,10 +337,9 @@ class Simulation:
                 ]
                 return torch.stack(sent)
 
-        def averaging_weights() -> Floats:
+        def raw_weights() -> Floats:
             # The selector's weights take precedence over the aggregator's.
-            raw_weights = aggregator.weights(cohort) if weights is None else weights
-            return aggregator.averaging_weights(cohort, raw_weights)
+            return aggregator.weights(cohort) if weights is None else weights
 
         def scales() -> Floats:
             if aggregator.weighting == "uniform":
@@ -352,7 +351,8 @@ class Simulation:
             optimizer=engine.workload.optimizer,
             num_clients=population.num_clients,
             scales=scales,
-            weights=averaging_weights,
+            weights=lambda: aggregator.averaging_weights(cohort, raw_weights()),
+            total_weight=lambda: float(raw_weights().sum()),
             gradients=gradients,
         )
         return self.components.local_algorithm.combine(cohort, training)

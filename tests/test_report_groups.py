@@ -6,7 +6,9 @@ import pytest
 
 from fedsim.report.summary import make_summary
 from fedsim.report.tables import by_group, pairs, pooled_pairs
-from fedsim.results.frames import NATIVE, by, by_setting, show_labels, sort_key
+from fedsim.results.frames import by, by_setting
+from fedsim.results.grouping import NATIVE
+from fedsim.results.labels import show_labels, sort_key
 from tests.report_toys import frame_of, rows_of, two_methods, write_run
 
 

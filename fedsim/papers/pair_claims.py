@@ -25,7 +25,7 @@ from fedsim.papers.pair_study import (
 from fedsim.papers.published import Claim
 from fedsim.papers.tables import claims
 from fedsim.report.table import Table
-from fedsim.results.frames import sort_key
+from fedsim.results.labels import sort_key
 from fedsim.results.statistics import MIN_SEEDS, Share, differences
 
 RULE = (

@@ -22,7 +22,7 @@ from fedsim.core.arrays import Floats
 from fedsim.core.configs import leaves
 from fedsim.report.table import Table, make_frame
 from fedsim.results.files import TRACE
-from fedsim.results.frames import sort_key
+from fedsim.results.labels import sort_key
 from fedsim.results.reading import DamagedError, read_metrics
 from fedsim.results.runs import Run, tell_left_out
 

@@ -20,7 +20,8 @@ from fedsim.report.layout import (
     text_scale,
 )
 from fedsim.report.looks import Look
-from fedsim.results.frames import by, by_setting, first_run, show_labels
+from fedsim.results.frames import by, by_setting, first_run
+from fedsim.results.labels import show_labels
 from fedsim.results.runs import Run
 
 MAX_LABELS = 20

@@ -17,15 +17,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedsim.results.frames import (
-    REFERENCE,
-    by,
-    by_setting,
-    done,
-    measured,
-    reference_of,
-    selector_of,
-)
+from fedsim.results.frames import by, by_setting, done, measured, reference_of, selector_of
+from fedsim.results.labels import REFERENCE
 from fedsim.results.statistics import (
     MIN_SEEDS,
     UNIT,

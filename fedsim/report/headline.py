@@ -23,14 +23,8 @@ from fedsim.report.contrasts import (
 )
 from fedsim.report.sections import Material, Section
 from fedsim.report.table import show_p, show_result
-from fedsim.results.frames import (
-    CEILING,
-    by,
-    by_setting,
-    done,
-    selector_of,
-    without_target,
-)
+from fedsim.results.frames import by, by_setting, done, selector_of, without_target
+from fedsim.results.labels import CEILING
 from fedsim.results.measures import BYTES, UPLOADS, cut, total_cost
 from fedsim.results.ranking import mean_cost
 from fedsim.results.runs import Run

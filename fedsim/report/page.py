@@ -24,7 +24,9 @@ from fedsim.report.looks import DASHES, MARKERS, Look, colour_on_page
 from fedsim.report.sections import ASSETS, Material, Section
 from fedsim.report.table import Bold, Table, make_frame, number_in
 from fedsim.report.tables import LAST, final_head
-from fedsim.results.frames import NEW_GROUPS, by, by_setting, done, first_run, relevant
+from fedsim.results.frames import by, by_setting, done, first_run
+from fedsim.results.grouping import relevant
+from fedsim.results.labels import NEW_GROUPS
 from fedsim.results.measures import is_recorded
 from fedsim.results.runs import Run
 

@@ -15,7 +15,8 @@ import yaml
 
 from fedsim.core.text import nearest
 from fedsim.report.looks import Look, make_looks
-from fedsim.results.frames import by, selector_of, sort_key
+from fedsim.results.frames import by, selector_of
+from fedsim.results.labels import sort_key
 from fedsim.results.reading import (
     LIST,
     MAPPING,

@@ -12,7 +12,9 @@ import pandas as pd
 from fedsim.core.configs import leaves
 from fedsim.report.sections import Section
 from fedsim.report.table import Table, make_frame
-from fedsim.results.frames import by, done, first_run, measured, relevant, show_labels
+from fedsim.results.frames import by, done, first_run, measured
+from fedsim.results.grouping import relevant
+from fedsim.results.labels import show_labels
 from fedsim.results.reading import (
     LIST,
     MAPPING,

@@ -40,15 +40,13 @@ from fedsim.results.frames import (
     by,
     by_setting,
     by_target,
-    compared_config,
     done,
     first_run,
-    is_setting,
-    is_value,
     measured,
-    show_labels,
     without_target,
 )
+from fedsim.results.grouping import compared_config
+from fedsim.results.labels import is_setting, is_value, show_labels
 from fedsim.results.measures import (
     BYTES,
     PHASE_SECONDS,

@@ -19,7 +19,6 @@ from fedsim.report.sections import Material, Section
 from fedsim.report.table import Format, Table, best_places, median_reached, show_reached
 from fedsim.report.tables import make_table
 from fedsim.results.frames import (
-    CEILING,
     by,
     by_setting,
     by_target,
@@ -28,6 +27,7 @@ from fedsim.results.frames import (
     selector_of,
     without_target,
 )
+from fedsim.results.labels import CEILING
 from fedsim.results.measures import BYTES, PHASE_SECONDS, SIMULATED, is_recorded
 from fedsim.results.statistics import Difference, Median, corrected_alike, paired, pooled
 from fedsim.tracking.tables import show_bytes, show_seconds

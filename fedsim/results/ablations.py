@@ -25,15 +25,9 @@ from typing import NamedTuple
 import pandas as pd
 
 from fedsim.core.configs import SYMBOLS, leaves
-from fedsim.results.frames import (
-    by,
-    compared_config,
-    done,
-    first_run,
-    selector_of,
-    split_labels,
-    without_target,
-)
+from fedsim.results.frames import by, done, first_run, selector_of, without_target
+from fedsim.results.grouping import compared_config
+from fedsim.results.labels import split_labels
 from fedsim.results.statistics import ALPHA, MIN_SEEDS, UNIT, Estimate, holm, paired, pooled
 
 MIN_VALUES = 3

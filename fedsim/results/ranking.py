@@ -26,18 +26,8 @@ from scipy import special
 from fedsim.core.arrays import Floats
 from fedsim.core.disk import conf_dir
 from fedsim.core.server_data import declared_signals, server_data, server_sees
-from fedsim.results.frames import (
-    CEILING,
-    CONTROL,
-    NEW_GROUPS,
-    REFERENCE,
-    by,
-    by_setting,
-    done,
-    first_run,
-    selector_of,
-    without_target,
-)
+from fedsim.results.frames import by, by_setting, done, first_run, selector_of, without_target
+from fedsim.results.labels import CEILING, CONTROL, NEW_GROUPS, REFERENCE
 from fedsim.results.measures import cost_until, total_cost
 from fedsim.results.runs import Run
 from fedsim.results.statistics import (

@@ -34,7 +34,7 @@ from fedsim.core.errors import at_least, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import Attempts
-from fedsim.results.frames import CEILING, CONTROL, REFERENCE
+from fedsim.results.labels import CEILING, CONTROL, REFERENCE
 from fedsim.results.statistics import Difference
 from fedsim.running.outcome import Outcome
 from fedsim.search.command import stop_at_problem, take_settings, with_own_keys

@@ -10,7 +10,7 @@ import yaml
 
 from fedsim.benchmark.reader import read_submissions
 from fedsim.benchmark.rules import CONTROLS, SCHEDULES
-from fedsim.results.frames import REFERENCE
+from fedsim.results.labels import REFERENCE
 from scripts.benchmarks.answer import inference, scores
 from scripts.reproduction.cells import markdown
 

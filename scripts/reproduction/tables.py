@@ -13,8 +13,6 @@ import pandas as pd
 
 from fedsim.commands.replay_analysis import verdict
 from fedsim.results.frames import (
-    CONTROL,
-    REFERENCE,
     by,
     by_setting,
     done,
@@ -24,6 +22,7 @@ from fedsim.results.frames import (
     reference_of,
     runs_frame,
 )
+from fedsim.results.labels import CONTROL, REFERENCE
 from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired, pooled
 from scripts.reproduction.cells import markdown, short, signed, tested
 from scripts.reproduction.shipped import RESULTS, Shipped

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedsim.benchmark.rules import CONTROLS
 from fedsim.commands.catalogue import Catalogue
-from fedsim.results.frames import REFERENCE
+from fedsim.results.labels import REFERENCE
 from fedsim.results.ranking import ASKED, AT_SERVER
 from fedsim.results.statistics import ALPHA, holm, t_quantile
 from scripts.benchmarks.answer import inference, scores, tuning

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.benchmark.rules import STRATA, draw_settings
-from fedsim.results.frames import REFERENCE
+from fedsim.results.labels import REFERENCE
 
 REGIME = ["schedule", "num_rounds"]
 KEYS = ["setting", "method", *REGIME, "seed"]

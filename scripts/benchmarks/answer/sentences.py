@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedsim.benchmark.rules import HORIZONS, VARIATIONS, Draw
-from fedsim.results.frames import REFERENCE
+from fedsim.results.labels import REFERENCE
 from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer.answer import Answer, best_of_classes

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.benchmark.rules import CONTROLS, HORIZONS, VARIATIONS
-from fedsim.results.frames import REFERENCE
+from fedsim.results.labels import REFERENCE
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer import scores
 from scripts.benchmarks.answer.answer import Answer, best_of_classes

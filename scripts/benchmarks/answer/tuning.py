@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.benchmark.rules import HORIZONS, RATES
-from fedsim.results.frames import REFERENCE
+from fedsim.results.labels import REFERENCE
 
 CASE = ["method", "setting", "schedule"]
 """A method has a learning rate for each setting and schedule, and each number of rounds."""

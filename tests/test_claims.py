@@ -50,7 +50,7 @@ def runs_of(preset: str) -> list[dict[str, str]]:
 
 
 def is_run_of(run: Mapping[str, str], about: Mapping[str, str]) -> bool:
-    return all(is_equal(run.get(key), str(value)) for key, value in about.items())
+    return all(is_equal(str(run.get(key)), str(value)) for key, value in about.items())
 
 
 def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from fedsim.report.summary import make_summary
 from fedsim.report.tables import by_group, pairs, pooled_pairs
-from fedsim.results.frames import by, by_setting
+from fedsim.results.frames import by, by_setting, has_values
 from fedsim.results.grouping import NATIVE
 from fedsim.results.labels import show_labels, sort_key
 from tests.report_toys import frame_of, rows_of, two_methods, write_run
@@ -89,11 +89,19 @@ def test_engines_that_ran_the_same_seed_have_groups_and_another_precision_always
     write_with_engine(tmp_path, 0, "sequential")
     write_with_engine(tmp_path, 4, "bf16")
     assert seeds_by_group(tmp_path) == {
-        "bf16": [4],
-        "native": [0, 1, 2],
-        "sequential device=auto": [0],
-        "sequential device=cpu": [3],
+        "precision=bf16": [4],
+        "precision=float32 native": [0, 1, 2],
+        "precision=float32 sequential device=auto": [0],
+        "precision=float32 sequential device=cpu": [3],
     }
+
+
+def test_a_value_names_groups_also_if_they_ran_on_different_engines(tmp_path: Path) -> None:
+    """The engine does not change results, the rate does."""
+    for lr, engine in ((0.1, "native"), (0.5, "sequential")):
+        choices = {"engine": engine}
+        write_run(tmp_path, [0.1], [[0]], lr=lr, choices=choices, engine=ENGINES[engine])
+    assert group_names(tmp_path) == ["lr=0.1", "lr=0.5"]
 
 
 def test_lines_of_random_selection_alone_are_compared_with_the_first_of_them(
@@ -128,6 +136,16 @@ def test_runs_that_differ_in_name_alone_count_once_and_the_finished_one_counts(
     assert frame["group"].tolist() == ["random", "random"]
     assert frame["status"].tolist() == ["done", "done"]
     assert [run.folder.parent.name for run in frame["run"]] == ["b", "b"]
+
+
+def test_equal_numbers_have_one_text_in_labels(tmp_path: Path) -> None:
+    """random ran at 1.0 in one setting and at 1 in the other, in both also at 0.5."""
+    for partition, lr in (("iid", 1.0), ("shards_2", 1)):
+        for rate in (0.5, lr):
+            choices = {"partition": partition}
+            values = {"choices": choices, "partition": {"_target_": partition}, "lr": rate}
+            write_run(tmp_path / partition, [0.1], [[0]], **values)
+    assert set(frame_of(tmp_path)["method"]) == {"lr=0.5", "lr=1.0"}
 
 
 def test_runs_are_paired_by_all_their_seeds(tmp_path: Path) -> None:
@@ -247,6 +265,24 @@ def test_a_cell_stands_for_what_it_determines(tmp_path: Path) -> None:
     assert group_names(tmp_path) == ["a cnn", "a mlp", "b cnn"]
 
 
+def test_cells_of_different_data_are_settings_and_cells_of_the_same_data_are_compared(
+    tmp_path: Path,
+) -> None:
+    """One method ran in all cells."""
+    for place, datasets in (("different", ("digits", "x")), ("same", ("digits", "digits"))):
+        for cell, dataset in zip("ab", datasets, strict=True):
+            choices = {"cell": cell, "dataset": dataset}
+            values = {"cohort_size": {"a": 1, "b": 2}[cell], "dataset": {"_target_": dataset}}
+            write_run(tmp_path / place / cell, [0.1], [[0]], choices=choices, **values)
+    frame = frame_of(tmp_path / "different")
+    assert list(zip(frame["setting"], frame["method"], strict=True)) == [
+        ("a", "random"),
+        ("b", "random"),
+    ]
+    frame = frame_of(tmp_path / "same")
+    assert list(zip(frame["setting"], frame["method"], strict=True)) == [("", "a"), ("", "b")]
+
+
 PATHS = {  # the setting of the data at a path, with and without dataset.name
     "folders": ({"path": "/data/chest_xray"}, {"path": "brain/"}),
     "names": ({"path": "/data/v1", "name": "chest_xray"}, {"path": "/data/v2", "name": "brain"}),
@@ -290,11 +326,17 @@ def test_runs_from_before_a_config_group_made_its_usual_choice(tmp_path: Path) -
     assert seeds_by_group(tmp_path) == {"random": [0, 1]}
     write_run(tmp_path, [0.1], [[0]], choices={"system": "tiers"}, system={"latency": 0.1})
     assert group_names(tmp_path) == ["none", "tiers"]
+    old_runs = by(frame_of(tmp_path), "group")["none"]
+    assert has_values(old_runs, {"local_algorithm": "plain", "system": "none", "seed": 0})
+    assert not has_values(old_runs, {"local_algorithm": "scaffold"})
 
 
 def test_groups_are_sorted_by_numbers_and_random_selection_comes_first(tmp_path: Path) -> None:
-    values = ["lr=1e-05", "lr=0.001", "lr=0.1", "lr=1e+20"]
-    assert sorted(["lr=0.1", "lr=1e-05", "lr=1e+20", "lr=0.001"], key=sort_key) == values
+    values = ["lr=0.1", "lr=1e-05", "lr=-2 b", "lr=1e+20", "lr=0.001", "lr=-10"]
+    expected = ["lr=-10", "lr=-2 b", "lr=1e-05", "lr=0.001", "lr=0.1", "lr=1e+20"]
+    assert sorted(values, key=sort_key) == expected
+    names = ["dirichlet-1", "dirichlet-2"]  # this is no sign
+    assert sorted(["dirichlet-2", "dirichlet-1"], key=sort_key) == names
     for selector in ("gpfl", "random", "afl"):
         write_run(tmp_path, [0.1], [[0]], choices={"selector": selector})
     for lr in (5.0, 10.0):

@@ -28,7 +28,7 @@ from fedsim.report.presentation import FILE as PRESENTATION_FILE
 from fedsim.report.presentation import Presentation, read_presentation, report_folder
 from fedsim.results.ablations import find_ablations
 from fedsim.results.files import MODEL
-from fedsim.results.frames import by, by_setting, done, runs_frame
+from fedsim.results.frames import by, by_setting, finished_rows, runs_frame
 from fedsim.results.measures import BYTES, SAMPLES, is_recorded
 from fedsim.results.reading import read_metrics
 from fedsim.results.runs import Run
@@ -203,7 +203,7 @@ class Report:
         single setting has the name ""."""
         settings: dict[str, dict[str, list[Run]]] = {}
         frame, _ = self._arranged
-        for setting, rows in by_setting(done(frame)).items():
+        for setting, rows in by_setting(finished_rows(frame)).items():
             lines = by(rows, "method")
             settings[setting] = {method: list(line["run"]) for method, line in lines.items()}
         return settings

@@ -25,7 +25,7 @@ from fedsim.papers.examine import (
 )
 from fedsim.papers.protocol import Cases, UnjudgedError
 from fedsim.papers.published import Claim, Number, Publication, Verdict, publications_about
-from fedsim.results.frames import by, done, runs_frame
+from fedsim.results.frames import by, finished_rows, runs_frame
 from fedsim.results.runs import Run
 from fedsim.results.statistics import Estimate
 
@@ -91,7 +91,7 @@ def examine(publication: Publication, cases: Cases) -> list[Judged]:
         ours = None
         rounds = cases.rounds(nearest[0])
         if isinstance(printed, Number) and len(nearest) == 1:
-            ours = estimated(done(cases.groups[nearest[0]]), printed.measure)
+            ours = estimated(finished_rows(cases.groups[nearest[0]]), printed.measure)
         try:
             if isinstance(printed, Number):
                 evidence = examine_number(printed, cases)

@@ -15,7 +15,7 @@ import pandas as pd
 from fedsim.core.errors import ConfigError
 from fedsim.report.summary import comparable_config
 from fedsim.results.files import json_ready
-from fedsim.results.frames import done, first_run, has_made
+from fedsim.results.frames import finished_rows, first_run, has_values
 
 MAX_SHOWN = 3
 """Number of deviations that are shown."""
@@ -73,7 +73,7 @@ class Cases:
     def nearest(self, expected: Mapping[str, str]) -> list[str]:
         """Return the groups with these choices that have the fewest deviations; several if they
         have equally many."""
-        matching = [name for name, rows in self.groups.items() if has_made(rows, expected)]
+        matching = [name for name, rows in self.groups.items() if has_values(rows, expected)]
         fewest = min((len(self.deviations[name]) for name in matching), default=0)
         return [name for name in matching if len(self.deviations[name]) == fewest]
 
@@ -95,7 +95,7 @@ class Cases:
             num_hidden = len(deviations) - MAX_SHOWN
             text += f" and {num_hidden} more" if num_hidden > 0 else ""
             raise UnjudgedError(f"{name} is not as the preset: {text}")
-        finished = done(self.groups[name])
+        finished = finished_rows(self.groups[name])
         if finished.empty:
             raise UnjudgedError(f"{name} has no finished run")
         return finished

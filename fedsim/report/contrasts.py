@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedsim.results.frames import by, by_setting, done, measured, reference_of, selector_of
+from fedsim.results.frames import by, by_setting, finished_rows, measured, reference_of, selector_of
 from fedsim.results.labels import REFERENCE
 from fedsim.results.statistics import (
     MIN_SEEDS,
@@ -151,7 +151,7 @@ def runs_to_show(runs: pd.DataFrame) -> pd.DataFrame:
     accurate methods. If that leaves fewer than `MIN_LINES_PER_SETTING`, only the first settings
     are shown.
     """
-    finished = done(runs)
+    finished = finished_rows(runs)
     settings = by_setting(finished)
     lines = {setting: by(rows, "method") for setting, rows in settings.items()}
     if sum(map(len, lines.values())) <= MAX_LINES:

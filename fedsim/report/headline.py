@@ -23,7 +23,7 @@ from fedsim.report.contrasts import (
 )
 from fedsim.report.sections import Material, Section
 from fedsim.report.table import show_p, show_result
-from fedsim.results.frames import by, by_setting, done, selector_of, without_target
+from fedsim.results.frames import by, by_setting, finished_rows, selector_of, without_target
 from fedsim.results.labels import CEILING
 from fedsim.results.measures import BYTES, UPLOADS, cut, total_cost
 from fedsim.results.ranking import mean_cost
@@ -171,7 +171,9 @@ def best(runs: pd.DataFrame) -> list[str]:
             verdicts[reference] = show_lead(
                 contrast.difference, contrast.p_holm, contrast.corrected
             )
-            cost = cost_of_lead(done(lines[first]), done(lines[reference]), reference)
+            cost = cost_of_lead(
+                finished_rows(lines[first]), finished_rows(lines[reference]), reference
+            )
         shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
         mean = mean_accuracy(lines[first])
         sentence = f"{setting}: best is {first}, {mean:.4f}{cost}; its lead {shown}"

@@ -24,7 +24,7 @@ from fedsim.report.looks import DASHES, MARKERS, Look, colour_on_page
 from fedsim.report.sections import ASSETS, Material, Section
 from fedsim.report.table import Bold, Table, make_frame, number_in
 from fedsim.report.tables import LAST, final_head
-from fedsim.results.frames import by, by_setting, done, first_run
+from fedsim.results.frames import by, by_setting, finished_rows, first_run
 from fedsim.results.grouping import relevant
 from fedsim.results.labels import NEW_GROUPS
 from fedsim.results.measures import is_recorded
@@ -241,7 +241,7 @@ def _thinned(shown_runs: pd.DataFrame, runs: pd.DataFrame, points: int) -> str:
     if max(run.rounds.num for run in shown_runs["run"]) > points:
         texts.append(f"Each line is thinned to {points} rounds.")
     num_shown = shown_runs["group"].nunique()
-    num_finished = done(runs)["group"].nunique()
+    num_finished = finished_rows(runs)["group"].nunique()
     if num_finished > num_shown:
         texts.append(
             f"Drawn are {num_shown} of {num_finished} lines: the most accurate of each setting, "

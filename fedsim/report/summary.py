@@ -12,7 +12,7 @@ import pandas as pd
 from fedsim.core.configs import leaves
 from fedsim.report.sections import Section
 from fedsim.report.table import Table, make_frame
-from fedsim.results.frames import by, done, first_run, measured
+from fedsim.results.frames import by, finished_rows, first_run, measured
 from fedsim.results.grouping import relevant
 from fedsim.results.labels import show_labels
 from fedsim.results.reading import (
@@ -66,7 +66,7 @@ def make_summary(runs: pd.DataFrame, sections: Sequence[Section] = ()) -> dict[s
                 keys[measure] = measure
     groups = []
     for members in by(runs, "group").values():
-        finished = done(members)
+        finished = finished_rows(members)
         values = pd.DataFrame({key: measured(finished, name) for key, name in keys.items()})
         seeds = {}
         made_by = {}

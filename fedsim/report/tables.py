@@ -40,7 +40,7 @@ from fedsim.results.frames import (
     by,
     by_setting,
     by_target,
-    done,
+    finished_rows,
     first_run,
     measured,
     without_target,
@@ -113,7 +113,7 @@ def make_table(
     """
     texts = TEXTS[name]
     title, note = texts["title"], texts.get("note", "")
-    if runs is not None and max(map(len, by(done(runs), "group").values()), default=0) > 1:
+    if runs is not None and max(map(len, by(finished_rows(runs), "group").values()), default=0) > 1:
         title = f"{title}: {texts['over_seeds']}"
     values: dict[str, Any] = {**NUMBERS, **numbers}
     meanings = {
@@ -232,7 +232,7 @@ BEST = [title for title, (_, form) in COLUMNS.items() if form == ACCURACY]
 def section(material: Material) -> Section:
     """Return the tables within settings."""
     runs = material.frame
-    finished = runs[runs["group"].isin(done(runs)["group"])]
+    finished = runs[runs["group"].isin(finished_rows(runs)["group"])]
     has_clients = [bool(run.config.get(CLIENT_ACCURACY)) for run in finished["run"]]
     comparable = without_target(runs)
     tables = [
@@ -266,7 +266,7 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
     """
     columns: dict[str, tuple[str, Format]] = {**COLUMNS, **PHASE_COLUMNS, **CLIENT_COLUMNS}
     groups = by(runs, "group")
-    finished = done(runs)
+    finished = finished_rows(runs)
     # Measures are computed for all finished runs at once, and split by group.
     places = [np.flatnonzero(finished["group"] == group) for group in groups]
     cells: dict[str, list[Any]] = name_columns(groups)
@@ -494,7 +494,7 @@ def budgets(runs: pd.DataFrame) -> Table:
     formats: dict[str, Format] = {"all rounds": ""}
     for name, show_cost in BUDGETS.values():
         formats.update({f"at equal {name}": "", name: show_cost, f"rounds ({name})": ".4g"})
-    for setting, members in by_setting(done(runs)).items():
+    for setting, members in by_setting(finished_rows(runs)).items():
         all_costs = {names: [total_cost(run, names) for run in members["run"]] for names in BUDGETS}
         for method, line in by(members, "method").items():
             row: list[Any] = [setting, method, _aggregate(line["final_accuracy"], ACCURACY)]

@@ -22,7 +22,7 @@ from fedsim.results.frames import (
     by,
     by_setting,
     by_target,
-    done,
+    finished_rows,
     measured,
     selector_of,
     without_target,
@@ -103,7 +103,7 @@ def _reach(line: pd.DataFrame, name: str, target: float) -> Median | None:
     """Return the median over finished runs of a measure in `UNTIL`; None without finished runs, or
     if one of them did not record its quantities. 0 s is the time of runs without a clock."""
     measure, names, _ = UNTIL[name]
-    finished = done(line)
+    finished = finished_rows(line)
     if not is_recorded(list(finished["run"]), names):
         return None
     reached = median_reached(measured(finished, f"{measure}@{target!r}"))
@@ -129,7 +129,7 @@ def fastest(runs: pd.DataFrame) -> list[str]:
     to the fastest method of a setting are corrected together, over all settings.
     """
     raced = []
-    for setting, rows in by_setting(done(runs)).items():
+    for setting, rows in by_setting(finished_rows(runs)).items():
         for target, members in by_target(rows).items():
             lines = {
                 method: line

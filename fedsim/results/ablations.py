@@ -25,7 +25,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from fedsim.core.configs import SYMBOLS, leaves
-from fedsim.results.frames import by, done, first_run, selector_of, without_target
+from fedsim.results.frames import by, finished_rows, first_run, selector_of, without_target
 from fedsim.results.grouping import compared_config
 from fedsim.results.labels import split_labels
 from fedsim.results.statistics import ALPHA, MIN_SEEDS, UNIT, Estimate, holm, paired, pooled
@@ -92,7 +92,7 @@ def find_ablations(runs: pd.DataFrame) -> list[list[Point]]:
     after another. Within each of them, points are sorted by value, ascending. Runs that end at an
     accuracy (`stop_at`) are skipped: their final accuracies are near it.
     """
-    groups = by(done(without_target(runs)), "group")
+    groups = by(finished_rows(without_target(runs)), "group")
     num_diverged = runs.loc[runs["status"] == "diverged", "group"].value_counts()
     ablations: dict[tuple[str, ...], list[Point]] = {}
     for numbers in _families(groups):

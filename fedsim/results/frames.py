@@ -1,10 +1,9 @@
 """Finished runs as a data frame with a row for each run.
 
-A group is the set of runs that differ in their seeds alone. Its labels are the choices of config
-groups and the config values that distinguish it from the other groups. The labels about data,
-model and clients name its setting, the other labels its method. Methods are compared within a
-setting, at equal seeds: the index holds the seeds as text, so that subtracting the columns of two
-methods pairs them. Columns:
+A group is the set of runs that differ in their seeds alone (`fedsim.results.grouping`). Its labels
+distinguish it from the other groups, and name its setting and its method (`fedsim.results.labels`).
+Methods are compared within a setting, at equal seeds: the index holds the seeds as text, so that
+subtracting the columns of two methods pairs them. Columns:
 
 - `run`: the `Run` itself, for its arrays.
 - `status`: `done` if the run reached its last round, `reached` if it ended at `stop_at`.
@@ -15,15 +14,17 @@ methods pairs them. Columns:
 - `OVERVIEW`: measures, nan for runs that are not done.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from fedsim.core.configs import leaves
 from fedsim.core.text import printable
-from fedsim.results.grouping import compared_config, distinct, groups_of
+from fedsim.results.grouping import comparable, compared_config, distinct, groups_of
 from fedsim.results.labels import (
+    NEW_GROUPS,
+    Labels,
     is_setting,
     make_labels,
     show_labels,
@@ -53,35 +54,42 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     Rows are sorted by group and seeds, and groups by their labels: numbers by value, random
     selection first.
     """
-    # 1. Groups in the order of their labels. All groups have labels in the same order of keys.
     groups = groups_of(distinct(runs))
     all_labels = make_labels([members[0] for members in groups])
+    compares_settings = _compares_settings(groups, all_labels)
+    # 1. A row for each run.
     order = sorted(range(len(groups)), key=lambda at: [*map(sort_key, all_labels[at].values())])
-    # 2. A row for each run. If no label is about the method, the labels name methods, not settings,
-    #    so that there is something to compare. Data sets are always settings.
-    keys = {key for labels in all_labels for key in labels}
-    has_datasets = any(key.partition(".")[0] == "dataset" for key in keys)
-    is_one_method = all(map(is_setting, keys)) and not has_datasets
     rows = []
     for at in order:
         labels = all_labels[at]
         members = sorted(groups[at], key=lambda run: run.seeds)
         selector = printable(members[0].choices.get("selector", "run"))
         name = show_labels(labels) or selector
-        setting, method = ("", name) if is_one_method else split_labels(labels)
+        setting, method = ("", name) if compares_settings else split_labels(labels)
         method = method or selector
         for run in members:
             rows.append((str(run.seeds), run, run.status, name, labels, setting, method))
     columns = ["seeds", "run", "status", "group", "labels", "setting", "method"]
     frame = pd.DataFrame(rows, columns=columns)
-    # 3. Choices, config values and measures as further columns.
+    # 2. Choices, config values and measures as further columns.
     choices = pd.DataFrame([run.choices for run in frame["run"]], dtype=object)
-    configs = pd.DataFrame(
-        [dict(leaves(compared_config(run))) for run in frame["run"]], dtype=object
-    )
+    values = [dict(leaves(compared_config(run))) for run in frame["run"]]
+    configs = pd.DataFrame(values, dtype=object)
     measures = pd.DataFrame({name: measured(frame, name) for name in OVERVIEW})
     parts = [frame, choices.add_prefix("choice."), configs.add_prefix("config."), measures]
     return pd.concat(parts, axis=1).set_index("seeds")
+
+
+def _compares_settings(groups: Sequence[Sequence[Run]], all_labels: Sequence[Labels]) -> bool:
+    """Return whether one method ran in several settings of the same data.
+
+    Then there is nothing to compare within a setting, so each setting takes the place of a method:
+    for example, random selection with 10 and with 100 clients.
+    """
+    keys = {key for labels in all_labels for key in labels}
+    datasets = {members[0].dataset for members in groups}
+    same_data = len(datasets) <= 1 and not any(key.startswith("dataset.") for key in keys)
+    return same_data and all(map(is_setting, keys))
 
 
 def measured(rows: pd.DataFrame, name: str) -> pd.Series:
@@ -108,7 +116,7 @@ def by_setting(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {setting: settings[setting] for setting in sorted(settings, key=sort_key)}
 
 
-def done(rows: pd.DataFrame) -> pd.DataFrame:
+def finished_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of runs that reached their last round, or the accuracy `stop_at`."""
     return rows[rows["status"].isin(FINISHED)]
 
@@ -140,47 +148,47 @@ def selector_of(rows: pd.DataFrame) -> str | None:
     return first_run(rows).choices.get("selector")
 
 
-def reference_of(lines: Mapping[str, pd.DataFrame], method: str, choice: str) -> str | None:
-    """Return the method of a setting that has the selector or the name `choice`; None if there is
-    none.
+def reference_of(methods: Mapping[str, pd.DataFrame], method: str, reference: str) -> str | None:
+    """Return the name of the method with which a method of the same setting is compared.
 
-    `lines` are the rows of the setting by method. Of several such methods, the result is the one
-    that shares the most config values with `method`.
+    `methods` are the rows of the setting by method, and `reference` is the selector of the result,
+    or its name. Of several such methods, the result is the one that shares the most config values
+    with `method`; None if there is none.
     """
-    candidates = [name for name, rows in lines.items() if choice in (name, selector_of(rows))]
+    candidates = []
+    for name, rows in methods.items():
+        if reference in (name, selector_of(rows)):
+            candidates.append(name)
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    values = _besides_selector(lines[method])
-    return max(candidates, key=lambda name: len(values & _besides_selector(lines[name])))
+    values = _besides_selector(methods[method])
+    return max(candidates, key=lambda name: len(values & _besides_selector(methods[name])))
 
 
-def _besides_selector(rows: pd.DataFrame) -> set[tuple[str, str]]:
-    """Return choices and config values of a group as (key, text), without those of the selector."""
-    values = _values(first_run(rows))
-    return {item for item in values.items() if not item[0].startswith("selector")}
+def _besides_selector(rows: pd.DataFrame) -> set[tuple[str, Hashable]]:
+    """Return choices and compared config values of a group, except those of the selector."""
+    run = first_run(rows)
+    pairs = [*leaves(compared_config(run)), *run.choices.items()]
+    return {(key, comparable(value)) for key, value in pairs if not key.startswith("selector")}
 
 
-def _values(run: Run) -> dict[str, str]:
-    """Return choices and compared config values of a run, as text by key."""
-    values = {key: str(value) for key, value in leaves(compared_config(run))}
-    return values | dict(run.choices)
+def has_values(rows: pd.DataFrame, expected: Mapping[str, Any]) -> bool:
+    """Return whether a group has all the expected values by key.
 
-
-def has_made(rows: pd.DataFrame, expected_values: Mapping[str, Any]) -> bool:
-    """Return whether a group has all these values.
-
-    A key is a config group, a label, or a dotted config key (`partition.alpha`).
+    A key is a config group, a label, or a dotted config key (`partition.alpha`). A key that the
+    group does not have is null.
     """
     run = first_run(rows)
     values = {key: str(value) for key, value in leaves(run.config)}
+    values.update(NEW_GROUPS)
     values.update(run.choices)
     values.update(rows["labels"].iloc[0])
-    return all(is_equal(values.get(key), str(value)) for key, value in expected_values.items())
+    return all(is_equal(str(values.get(key)), str(value)) for key, value in expected.items())
 
 
-def is_equal(text: str | None, expected: str) -> bool:
+def is_equal(text: str, expected: str) -> bool:
     """Return whether two texts are equal, or represent the same number."""
     try:
-        return text == expected or (text is not None and float(text) == float(expected))
+        return text == expected or float(text) == float(expected)
     except ValueError:
         return False

@@ -1,4 +1,7 @@
-"""Runs that belong together: equal runs, and groups of runs that differ in their seeds alone."""
+"""Which runs belong together: repetitions of a run, and groups of runs that differ only in seeds.
+
+Runs are compared by their `compared_config`.
+"""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,20 +12,6 @@ from fedsim.results.runs import Run
 
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 """The config of engine=native."""
-
-
-def distinct(runs: Iterable[Run]) -> list[Run]:
-    """Return one run for each config and seeds: the first that is done, otherwise the first.
-
-    Configs are compared without keys that cannot change a result, such as the run's name.
-    """
-    by_config: dict[Hashable, Run] = {}
-    for run in runs:
-        key = run.seeds, config_key(compared_config(run))
-        earlier = by_config.setdefault(key, run)
-        if run.status in FINISHED and earlier.status not in FINISHED:
-            by_config[key] = run
-    return list(by_config.values())
 
 
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,18 +43,51 @@ def compared_config(run: Run) -> dict[str, Any]:
     return config
 
 
+def precision_of(config: Mapping[str, Any]) -> str:
+    """Return the precision of the engine in a config: float32 if there is none."""
+    engine = config.get("engine")
+    precision = engine.get("precision") if isinstance(engine, Mapping) else None
+    return str(precision or "float32")
+
+
+def comparable(value: Any) -> Hashable:
+    """Return a hashable form of a config value. Equal numbers, such as 1 and 1.0, have the same
+    form; true and 1 do not."""
+    if isinstance(value, list):
+        return tuple(comparable(item) for item in value)
+    if isinstance(value, Mapping):
+        return config_key(value)
+    return ("bool", value) if isinstance(value, bool) else value
+
+
+def config_key(config: Mapping[str, Any]) -> Hashable:
+    """Return a hashable key that equal configs share."""
+    return frozenset((key, comparable(value)) for key, value in leaves(config))
+
+
+def distinct(runs: Iterable[Run]) -> list[Run]:
+    """Return one run for each `compared_config` and seeds: the first finished one, otherwise the
+    first."""
+    by_config: dict[Hashable, Run] = {}
+    for run in runs:
+        key = run.seeds, config_key(compared_config(run))
+        earlier = by_config.setdefault(key, run)
+        if run.status in FINISHED and earlier.status not in FINISHED:
+            by_config[key] = run
+    return list(by_config.values())
+
+
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     """Return the groups: runs whose configs are equal except for seeds.
 
     Engine and device may differ in a group if each seed occurs once: a GPU may have run some of the
     seeds. If a seed occurs twice, engines are compared, and each engine and device has a group.
+    Runs of different precision are never a group.
     """
     families: dict[Hashable, list[Run]] = {}
     for run in runs:
         config = compared_config(run)
-        engine = config.get("engine")
-        precision = engine.get("precision") if isinstance(engine, Mapping) else None
-        config.update(device="any", engine=precision or "float32")
+        config.update(device="any", engine=precision_of(config))
         families.setdefault(config_key(config), []).append(run)
     groups: list[list[Run]] = []
     for family in families.values():
@@ -77,11 +99,3 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
             by_engine.setdefault(config_key(compared_config(run)), []).append(run)
         groups += by_engine.values()
     return groups
-
-
-def config_key(config: Mapping[str, Any]) -> Hashable:
-    """Return a hashable key that equal configs share. 1 and 1.0 are equal."""
-    items = set()
-    for key, value in leaves(config):
-        items.add((key, str(value) if isinstance(value, list) else value))
-    return frozenset(items)

@@ -26,7 +26,14 @@ from scipy import special
 from fedsim.core.arrays import Floats
 from fedsim.core.disk import conf_dir
 from fedsim.core.server_data import declared_signals, server_data, server_sees
-from fedsim.results.frames import by, by_setting, done, first_run, selector_of, without_target
+from fedsim.results.frames import (
+    by,
+    by_setting,
+    finished_rows,
+    first_run,
+    selector_of,
+    without_target,
+)
 from fedsim.results.labels import CEILING, CONTROL, NEW_GROUPS, REFERENCE
 from fedsim.results.measures import cost_until, total_cost
 from fedsim.results.runs import Run
@@ -320,7 +327,7 @@ def compare(runs: pd.DataFrame) -> Comparison | None:
     panels = by_setting(without_target(runs))
     if len(panels) < MIN_SETTINGS:
         return None
-    settings = {title: by(done(rows), "method") for title, rows in panels.items()}
+    settings = {title: by(finished_rows(rows), "method") for title, rows in panels.items()}
     examples = by(pd.concat(panels.values()), "method")
     selectors = {name: selector_of(rows) for name, rows in examples.items()}
     # 1. Several methods may be random selection, with different local training for example. The

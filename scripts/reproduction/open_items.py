@@ -13,7 +13,7 @@ import pandas as pd
 from fedsim.papers.examine import Evidence, holm_corrected, is_number
 from fedsim.papers.judge import Judged, family_of
 from fedsim.papers.published import VERDICTS, Claim, Number, Publication
-from fedsim.results.frames import done
+from fedsim.results.frames import finished_rows
 from fedsim.results.measures import bounds_of
 from fedsim.results.statistics import UNIT, Estimate, estimate
 from scripts.reproduction.cells import markdown
@@ -206,7 +206,9 @@ def _hours_together(items: Iterable[OpenItem]) -> float:
 
 
 def _hours_per_run(runs: pd.DataFrame) -> float:
-    return float(np.mean([run.summary["wall_seconds"] for run in done(runs)["run"]])) / 3600
+    return (
+        float(np.mean([run.summary["wall_seconds"] for run in finished_rows(runs)["run"]])) / 3600
+    )
 
 
 def _groups(printed: Number | Claim) -> list[Choices]:

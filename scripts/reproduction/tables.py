@@ -15,9 +15,9 @@ from fedsim.commands.replay_analysis import verdict
 from fedsim.results.frames import (
     by,
     by_setting,
-    done,
+    finished_rows,
     first_run,
-    has_made,
+    has_values,
     measured,
     reference_of,
     runs_frame,
@@ -64,7 +64,7 @@ def early(shipped: Shipped, folder: str, *values: str) -> str:
     panels = _panels(shipped, folder, values)
 
     def cell(title: str, line: str) -> str:
-        runs = done(panels[title][line])["run"]
+        runs = finished_rows(panels[title][line])["run"]
         return _estimated(runs.map(lambda run: run.columns["test_accuracy"][30:50].mean()))
 
     return _pivot(panels, cell)
@@ -111,7 +111,7 @@ def _runs(shipped: Shipped, folder: str, values: Sequence[str] = ()) -> pd.DataF
         required[key] = value.replace("_", " ") if value.startswith("[") else value
     runs = []
     for rows in by(shipped.frames[RESULTS / folder], "group").values():
-        if has_made(rows, required):
+        if has_values(rows, required):
             runs += list(rows["run"])
     return runs_frame(runs)
 
@@ -307,7 +307,7 @@ def cost(shipped: Shipped) -> str:
     """Show what the shipped runs took, and which engines and commits made them."""
     rows = []
     for folder, frame in shipped.frames.items():
-        runs = list(done(frame)["run"])
+        runs = list(finished_rows(frame)["run"])
         seconds = [run.summary.get("wall_seconds") for run in runs]
         hours = "not recorded" if None in seconds else f"{sum(seconds) / 3600:.2g}"
         rounds = ", ".join(str(number) for number in sorted({run.num_rounds for run in runs}))

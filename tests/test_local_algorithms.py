@@ -353,13 +353,13 @@ def test_normalised_averaging_with_weights_of_a_selector() -> None:
 def test_the_lengths_of_normalised_averaging_are_those_of_the_papers_table() -> None:
     t, rho, alpha = np.arange(8), 0.9, 0.1 * 2
     plain = FedNova(mu=0.0)
-    assert plain.lengths(7, training()).tolist() == t.tolist()
+    assert plain.norms(7, training()).tolist() == t.tolist()
     proximal = (1 - (1 - alpha) ** t) / alpha
-    assert FedNova(mu=2.0).lengths(7, training()) == pytest.approx(proximal)
+    assert FedNova(mu=2.0).norms(7, training()) == pytest.approx(proximal)
     momentum = (t - rho * (1 - rho**t) / (1 - rho)) / (1 - rho)
-    assert plain.lengths(7, training(momentum=rho)) == pytest.approx(momentum)
+    assert plain.norms(7, training(momentum=rho)) == pytest.approx(momentum)
     nesterov = rho * momentum + t  # each step is along g + rho v
-    assert plain.lengths(7, training(momentum=rho, nesterov=True)) == pytest.approx(nesterov)
+    assert plain.norms(7, training(momentum=rho, nesterov=True)) == pytest.approx(nesterov)
 
 
 @pytest.mark.parametrize(
@@ -559,9 +559,20 @@ def test_a_config_that_makes_sense_is_accepted(words: str) -> None:
 def test_fednova_takes_a_proximal_term_with_momentum_if_no_gradient_counts_negatively() -> None:
     with search_path():
         plan_of("local_algorithm=fednova", "local_algorithm.mu=0.0263", "optimizer.momentum=0.9")
-    lengths = FedNova(mu=0.0263).lengths(3000, training(momentum=0.9))
-    assert (np.diff(lengths) >= 0).all()
-    assert (np.diff(FedNova(mu=0.04).lengths(3000, training(momentum=0.9))) < 0).any()
+    norms = FedNova(mu=0.0263).norms(3000, training(momentum=0.9))
+    assert (np.diff(norms) >= 0).all()
+    assert (np.diff(FedNova(mu=0.04).norms(3000, training(momentum=0.9))) < 0).any()
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.3, 0.01, 0.07])
+def test_the_largest_mu_that_the_message_of_fednova_names_is_accepted(lr: float) -> None:
+    schedule = Constant()
+    optimizer = SGD(lr=lr, schedule=schedule, momentum=0.9, nesterov=False, weight_decay=0.0)
+    problem = FedNova(mu=1e6).unfit_for(optimizer)
+    assert problem is not None
+    largest = float(problem.rule.split("at most ")[1].split()[0])
+    assert FedNova(mu=largest).unfit_for(optimizer) is None
+    assert FedNova(mu=largest * 1.01).unfit_for(optimizer) is not None
 
 
 def test_plain_is_no_key_of_the_config() -> None:

@@ -17,6 +17,7 @@ SCAFFOLD, h in FedDyn) would no longer be sums over the clients' states.
 from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context
 from typing import Literal
 
 import numpy as np
@@ -86,8 +87,8 @@ class LocalAlgorithm(Stateful, ABC):
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
         """Return the problem of this algorithm with the clients' optimiser, or None.
 
-        The problem's key is the parameter that requires something else of the optimiser. fedsim
-        calls this before the run.
+        The problem's key is the parameter that requires something else of the optimiser. It is
+        empty if the algorithm itself does. fedsim calls this before the run.
         """
         return None
 
@@ -237,26 +238,27 @@ class FedNova(FedProx):
         largest = _largest_pull(optimizer) / optimizer.lr
         context = f"optimizer.lr={optimizer.lr:g} and optimizer.momentum={optimizer.momentum:g}"
         text = (
-            f"must be at most {largest:.4g} with {context}. Beyond it, steps overshoot the end of "
-            "the proximal term, and some gradients count negatively"
+            f"must be at most {_rounded_down(largest)} with {context}. Beyond it, steps overshoot "
+            "the end of the proximal term, and some gradients count negatively"
         )
         remedy = "lower local_algorithm.mu, optimizer.lr or optimizer.momentum"
         return rule(self.mu <= largest, "mu", self.mu, text, remedy)
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
         """Return the updates times tau_eff / |a_k|_1."""
-        lengths = self.lengths(int(cohort.steps.max()), training)[cohort.steps]
-        if (lengths == lengths[0]).all():  # all factors are one, but for rounding
+        norms = self.norms(int(cohort.steps.max()), training)[cohort.steps]
+        if (norms == norms[0]).all():  # all factors are one, but for rounding
             return cohort
-        return _scaled(cohort, (training.weights() * lengths).sum() / lengths)
+        effective_steps = (training.weights() * norms).sum()
+        return _scaled(cohort, effective_steps / norms)
 
-    def lengths(self, num_steps: int, training: LocalTraining) -> Floats:
-        """Return |a|_1 after 0, 1, ... `num_steps` steps [num_steps + 1]."""
+    def norms(self, max_steps: int, training: LocalTraining) -> Floats:
+        """Return |a|_1 after 0, 1, ... `max_steps` steps [max_steps + 1]."""
         optimizer = training.optimizer
         assert isinstance(optimizer, SGD)
         distance, velocity = 0.0, 0.0
-        lengths = [0.0]
-        for _ in range(num_steps):
+        distances = [0.0]
+        for _ in range(max_steps):
             # the proximal term pulls back by mu times the distance covered so far
             gradient = 1 - training.lr * self.mu * distance
             velocity = optimizer.momentum * velocity + gradient
@@ -264,8 +266,8 @@ class FedNova(FedProx):
             if optimizer.nesterov:
                 step = gradient + optimizer.momentum * velocity
             distance += step
-            lengths.append(distance)
-        return np.array(lengths)
+            distances.append(distance)
+        return np.array(distances)
 
 
 def _largest_pull(optimizer: SGD) -> float:
@@ -279,6 +281,12 @@ def _largest_pull(optimizer: SGD) -> float:
     if optimizer.nesterov:
         return ((1 - momentum) / (1 + momentum)) ** 2
     return (1 - momentum**0.5) ** 2
+
+
+def _rounded_down(value: float) -> str:
+    """Return the largest number of four digits that is at most `value`, as text."""
+    digits = Context(prec=4, rounding=ROUND_FLOOR).create_decimal(value)
+    return f"{float(digits):g}"
 
 
 @parameters
@@ -352,7 +360,8 @@ class FedDyn(LocalAlgorithm):
 
 def _rows(vectors: dict[int, Tensor], ids: Ids, like: Tensor) -> Tensor:
     """Return the vectors of the clients `ids` [n, P], zeros for clients without one."""
-    return torch.stack([vectors.get(i, torch.zeros_like(like)) for i in ids.tolist()])
+    zeros = torch.zeros_like(like)
+    return torch.stack([vectors.get(client, zeros) for client in ids.tolist()])
 
 
 def _store(vectors: dict[int, Tensor], ids: Ids, rows: Tensor) -> None:

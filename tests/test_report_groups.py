@@ -214,6 +214,16 @@ def test_a_setting_has_one_name_whatever_its_methods_ran_with(tmp_path: Path) ->
     assert set(frame_of(tmp_path)["setting"]) == expected
 
 
+def test_a_setting_has_one_name_if_some_configs_do_not_have_its_key(tmp_path: Path) -> None:
+    """gpfl ran with alpha and without, random only without."""
+    for selector, partition in (("gpfl", {"alpha": 1}), ("gpfl", {}), ("random", {})):
+        folder = tmp_path / str(len(partition))
+        write_run(folder, [0.1], [[0]], choices={"selector": selector}, partition=partition)
+    frame = frame_of(tmp_path)
+    settings = {method: set(rows["setting"]) for method, rows in by(frame, "method").items()}
+    assert settings == {"random": {""}, "gpfl": {"", "alpha=1"}}
+
+
 def test_cells_are_pooled_only_if_they_differ_in_the_partition_alone(tmp_path: Path) -> None:
     cells = {"a": (2, 1), "b": (10, 1), "c": (2, 3)}
     for cell, (shards, cohort_size) in cells.items():
@@ -329,6 +339,7 @@ def test_runs_from_before_a_config_group_made_its_usual_choice(tmp_path: Path) -
     old_runs = by(frame_of(tmp_path), "group")["none"]
     assert has_values(old_runs, {"local_algorithm": "plain", "system": "none", "seed": 0})
     assert not has_values(old_runs, {"local_algorithm": "scaffold"})
+    assert set(frame_of(tmp_path)["choice.system"]) == {"none", "tiers"}
 
 
 def test_groups_are_sorted_by_numbers_and_random_selection_comes_first(tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ Methods are compared within a setting, at equal seeds: the index holds the seeds
 subtracting the columns of two methods pairs them. Columns:
 
 - `run`: the `Run` itself, for its arrays.
-- `status`: `done` if the run reached its last round, `reached` if it ended at `stop_at`.
+- `status`: `done` if the run reached its last round, `reached` if it ended at `stop_at`. Other runs
+  are not finished (`fedsim.results.reading`).
 - `group`: the name of the group.
 - `labels`: the labels of the group by key, {} if there is only one group.
 - `setting` and `method`: their labels as text.
 - `choice.<config group>` and `config.<dotted key>`: choices, and values that can change results.
-- `OVERVIEW`: measures, nan for runs that are not done.
+- `OVERVIEW`: measures, nan for runs that are not finished.
 """
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ from fedsim.core.configs import leaves
 from fedsim.core.text import printable
 from fedsim.results.grouping import comparable, compared_config, distinct, groups_of
 from fedsim.results.labels import (
+    MISSING,
     NEW_GROUPS,
     Labels,
     is_setting,
@@ -54,18 +57,20 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     Rows are sorted by group and seeds, and groups by their labels: numbers by value, random
     selection first.
     """
-    groups = groups_of(distinct(runs))
+    groups = [sorted(members, key=lambda run: run.seeds) for members in groups_of(distinct(runs))]
     all_labels = make_labels([members[0] for members in groups])
     compares_settings = _compares_settings(groups, all_labels)
     # 1. A row for each run.
-    order = sorted(range(len(groups)), key=lambda at: [*map(sort_key, all_labels[at].values())])
+    named_groups = list(zip(all_labels, groups, strict=True))
+    named_groups.sort(key=lambda named: [sort_key(text) for text in named[0].values()])
     rows = []
-    for at in order:
-        labels = all_labels[at]
-        members = sorted(groups[at], key=lambda run: run.seeds)
-        selector = printable(members[0].choices.get("selector", "run"))
+    for labels, members in named_groups:
+        selector = printable(members[0].choices.get("selector", "run"))  # run: it is unknown
         name = show_labels(labels) or selector
-        setting, method = ("", name) if compares_settings else split_labels(labels)
+        if compares_settings:  # each setting takes the place of a method
+            setting, method = "", name
+        else:
+            setting, method = split_labels(labels)
         method = method or selector
         for run in members:
             rows.append((str(run.seeds), run, run.status, name, labels, setting, method))
@@ -73,6 +78,9 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=columns)
     # 2. Choices, config values and measures as further columns.
     choices = pd.DataFrame([run.choices for run in frame["run"]], dtype=object)
+    for config_group, usual_choice in NEW_GROUPS.items():
+        if config_group in choices:
+            choices[config_group] = choices[config_group].fillna(usual_choice)
     values = [dict(leaves(compared_config(run))) for run in frame["run"]]
     configs = pd.DataFrame(values, dtype=object)
     measures = pd.DataFrame({name: measured(frame, name) for name in OVERVIEW})
@@ -81,7 +89,7 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def _compares_settings(groups: Sequence[Sequence[Run]], all_labels: Sequence[Labels]) -> bool:
-    """Return whether one method ran in several settings of the same data.
+    """Return whether one method ran in several settings of the same data, or in one.
 
     Then there is nothing to compare within a setting, so each setting takes the place of a method:
     for example, random selection with 10 and with 100 clients.
@@ -93,8 +101,9 @@ def _compares_settings(groups: Sequence[Sequence[Run]], all_labels: Sequence[Lab
 
 
 def measured(rows: pd.DataFrame, name: str) -> pd.Series:
-    """Return a measure of each run (`fedsim.results.measures`); nan for runs that are not done."""
-    if name in rows:  # the measures in OVERVIEW are columns
+    """Return a measure of each run (`fedsim.results.measures`); nan for runs that are not
+    finished."""
+    if name in OVERVIEW and name in rows:
         return rows[name]
     measure = find_measure(name)
     values = [
@@ -127,7 +136,7 @@ def first_run(rows: pd.DataFrame) -> Run:
 
 
 def by_target(rows: pd.DataFrame) -> dict[float | None, pd.DataFrame]:
-    """Return the rows by the accuracy at which runs end (`stop_at`); None: at their last round.
+    """Return the rows by the accuracy at which runs end; None is the key of runs without `stop_at`.
 
     Final accuracies of runs that end at an accuracy are near it, and cannot be compared.
     """
@@ -138,9 +147,9 @@ def by_target(rows: pd.DataFrame) -> dict[float | None, pd.DataFrame]:
     }
 
 
-def without_target(runs: pd.DataFrame) -> pd.DataFrame:
+def without_target(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of runs that do not end at an accuracy."""
-    return by_target(runs).get(None, runs[:0])
+    return by_target(rows).get(None, rows[:0])
 
 
 def selector_of(rows: pd.DataFrame) -> str | None:
@@ -149,11 +158,11 @@ def selector_of(rows: pd.DataFrame) -> str | None:
 
 
 def reference_of(methods: Mapping[str, pd.DataFrame], method: str, reference: str) -> str | None:
-    """Return the name of the method with which a method of the same setting is compared.
+    """Return the name of the reference method that a method of a setting is compared with.
 
-    `methods` are the rows of the setting by method, and `reference` is the selector of the result,
-    or its name. Of several such methods, the result is the one that shares the most config values
-    with `method`; None if there is none.
+    `methods` are the rows of the setting by method. `reference` is a selector, or the name of a
+    method. If several methods have it, the result is the one that shares the most config values
+    with `method`. It may be `method` itself. None if no method has it.
     """
     candidates = []
     for name, rows in methods.items():
@@ -169,20 +178,26 @@ def _besides_selector(rows: pd.DataFrame) -> set[tuple[str, Hashable]]:
     """Return choices and compared config values of a group, except those of the selector."""
     run = first_run(rows)
     pairs = [*leaves(compared_config(run)), *run.choices.items()]
-    return {(key, comparable(value)) for key, value in pairs if not key.startswith("selector")}
+    values = set()
+    for key, value in pairs:
+        if re.split(r"[./]", key)[0] != "selector":
+            values.add((key, comparable(value)))
+    return values
 
 
 def has_values(rows: pd.DataFrame, expected: Mapping[str, Any]) -> bool:
     """Return whether a group has all the expected values by key.
 
-    A key is a config group, a label, or a dotted config key (`partition.alpha`). A key that the
-    group does not have is null.
+    A key is a config group, a label, or a dotted config key (`partition.alpha`). Expect null for a
+    key that the group does not have.
     """
     run = first_run(rows)
     values = {key: str(value) for key, value in leaves(run.config)}
     values.update(NEW_GROUPS)
     values.update(run.choices)
-    values.update(rows["labels"].iloc[0])
+    for key, text in rows["labels"].iloc[0].items():
+        if text != MISSING:
+            values[key] = text
     return all(is_equal(str(values.get(key)), str(value)) for key, value in expected.items())
 
 

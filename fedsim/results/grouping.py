@@ -11,17 +11,14 @@ from fedsim.results.reading import FINISHED
 from fedsim.results.runs import Run
 
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
-"""The config of engine=native."""
+"""The config of engine=native, in the form of `canonical`."""
 
 
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without seeds and without keys that cannot change a result.
-
-    `init_seed=per_client` is not a seed.
-    """
+    """Return the config without seeds and without keys that cannot change a result."""
     values = {}
     for key, value in config.items():
-        is_seed = key in SEED_KEYS and not isinstance(value, str)
+        is_seed = key in SEED_KEYS and not isinstance(value, str)  # init_seed=per_client is none
         if not is_seed and key not in IRRELEVANT_KEYS:
             values[key] = value
     return canonical(values)
@@ -30,8 +27,9 @@ def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
 def compared_config(run: Run) -> dict[str, Any]:
     """Return the config by which runs are compared.
 
-    It is the `relevant` config, with two changes: the digits of the user's code are added as
-    `code`, and engine=auto is replaced by engine=native in a run for which it chose that.
+    It is the `relevant` config, with two changes. The digits that stand for the version of the
+    user's code are added as `code`. And engine=auto is replaced by engine=native if it chose native
+    for this run.
     """
     config = relevant(run.config)
     if run.code:
@@ -68,17 +66,17 @@ def config_key(config: Mapping[str, Any]) -> Hashable:
 def distinct(runs: Iterable[Run]) -> list[Run]:
     """Return one run for each `compared_config` and seeds: the first finished one, otherwise the
     first."""
-    by_config: dict[Hashable, Run] = {}
+    kept: dict[Hashable, Run] = {}
     for run in runs:
         key = run.seeds, config_key(compared_config(run))
-        earlier = by_config.setdefault(key, run)
+        earlier = kept.setdefault(key, run)
         if run.status in FINISHED and earlier.status not in FINISHED:
-            by_config[key] = run
-    return list(by_config.values())
+            kept[key] = run
+    return list(kept.values())
 
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the groups: runs whose configs are equal except for seeds.
+    """Return the groups of `distinct` runs: those whose configs are equal except for seeds.
 
     Engine and device may differ in a group if each seed occurs once: a GPU may have run some of the
     seeds. If a seed occurs twice, engines are compared, and each engine and device has a group.
@@ -87,7 +85,7 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     families: dict[Hashable, list[Run]] = {}
     for run in runs:
         config = compared_config(run)
-        config.update(device="any", engine=precision_of(config))
+        config.update(device="any", engine=precision_of(config))  # nothing else of the engine
         families.setdefault(config_key(config), []).append(run)
     groups: list[list[Run]] = []
     for family in families.values():

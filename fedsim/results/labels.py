@@ -1,7 +1,8 @@
 """Labels: the choices of config groups and the config values that distinguish groups of runs.
 
-Labels about data, model and clients belong to the setting in which a group ran. The others name its
-method.
+A group is the set of runs that differ in their seeds alone. (Groups of the config, such as dataset,
+are called config groups here.) Labels about data, model and clients belong to the setting in which
+a group ran. The others name its method.
 """
 
 import re
@@ -31,18 +32,23 @@ NEW_GROUPS = {"system": "none", "clients": "honest", "local_algorithm": "plain"}
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
 CEILING = "clairvoyant"
-"""The selector that shows what the best choices could gain. It is no method: it looks ahead."""
+"""The selector that shows what the best choices could gain. It looks ahead: no server can use it."""
 CONTROL = "random_control"
 """The selector that is random selection with other random numbers. Comparisons must find it equal
 to random selection."""
 MISSING = "-"
 """The text of a label for a group whose config does not have the key."""
+PRECISION = "engine.precision"
+"""The key of the only value of the engine that changes more than last digits."""
 Labels = dict[str, str]
-"""Texts of choices by config group, and of config values by dotted key (`partition.alpha`)."""
+"""The labels of a group: texts of choices by config group, and of config values by dotted key
+(`partition.alpha`)."""
+Texts = dict[str, str]
+"""All choices or values of a group as texts, by the same keys. Some of them become labels."""
 
 
 def make_labels(runs: Sequence[Run]) -> list[Labels]:
-    """Return the labels of groups, each of which is given by one of its runs.
+    """Return the labels of groups of runs, each of which is given by one of its runs.
 
     Only what distinguishes groups is a label. All labels have their keys in the same order.
     """
@@ -51,21 +57,28 @@ def make_labels(runs: Sequence[Run]) -> list[Labels]:
     values = _values_as_text(configs)
     # 1. The main choices that differ.
     labels = _main_labels(choices)
-    # 2. What distinguishes groups that have equal labels so far. The engine comes last: groups that
-    #    differ in anything else are not distinguished by the engine that happened to run them.
+    # 2. What distinguishes groups that have equal labels so far. The precision is among the values,
+    #    but the engine and its other values come last: groups that differ in anything else are not
+    #    distinguished by the engine that happened to run them.
     for details in (
         _parts_of_selectors(choices),
         _named_choices(OTHER_CHOICES, choices, configs),
-        _values_besides_engine(values, configs),
+        _without_engine(values),
         _named_choices(("engine",), choices, configs),
         values,
     ):
         _distinguish(labels, details)
     # 3. Settings have one name, whatever methods ran in them.
     _complete_settings(labels, values)
-    # 4. Versions of the user's code.
+    # 4. If there are several versions of the user's code, groups that are distinguished already get
+    #    it, too.
     _add_code_versions(labels, runs)
-    return [{key: printable(text) for key, text in label.items()} for label in labels]
+    # 5. One order of keys.
+    keys = dict.fromkeys(key for label in labels for key in label)
+    ordered = []
+    for label in labels:
+        ordered.append({key: printable(label[key]) for key in keys if key in label})
+    return ordered
 
 
 def is_setting(key: str) -> bool:
@@ -102,49 +115,69 @@ def sort_key(text: str) -> tuple[bool, list[str | float]]:
     return text != REFERENCE, parts
 
 
-def _choices(run: Run) -> Labels:
-    """Return the choices of a run. In groups newer than the run it made the usual choice."""
+def _choices(run: Run) -> Texts:
+    """Return the choices of a run. In config groups newer than the run it made the usual choice."""
     choices = NEW_GROUPS | dict(run.choices)
     choices["dataset"] = run.dataset or ""
     return choices
 
 
-def _values_as_text(configs: Sequence[Mapping[str, Any]]) -> list[Labels]:
-    """Return the values of configs as text. Where a key has equal numbers, such as 1 and 1.0, all
-    have the text of the first."""
+def _values_as_text(configs: Sequence[Mapping[str, Any]]) -> list[Texts]:
+    """Return the values of configs as text, and the precision also where it is not in the config.
+
+    Where a key has equal numbers, such as 1 and 1.0, all have the text of the first.
+    """
     texts: dict[tuple[str, Hashable], str] = {}
     rows = []
     for config in configs:
         row = {}
         for key, value in leaves(config):
             row[key] = texts.setdefault((key, comparable(value)), str(value))
+        row[PRECISION] = precision_of(config)
         rows.append(row)
     return rows
 
 
-def _main_labels(choices: Sequence[Labels]) -> list[Labels]:
-    """Return the `MAIN_CHOICES` in which groups differ.
+def _without_engine(values: Sequence[Texts]) -> list[Texts]:
+    """Return the values without those of engine and device, except the precision."""
+    rows = []
+    for texts in values:
+        row = {}
+        for key, text in texts.items():
+            if key == PRECISION or key.partition(".")[0] not in ("engine", "device"):
+                row[key] = text
+        rows.append(row)
+    return rows
 
-    A cell is a combination of data set, partition and so on. What it determines is no label.
+
+def _main_labels(choices: Sequence[Texts]) -> list[Labels]:
+    """Return the `MAIN_CHOICES` that differ.
+
+    A cell is a combination of data set, partition and so on. If each cell has one choice in such a
+    config group, that choice is left out.
     """
-    groups = []
-    for group in MAIN_CHOICES:
-        if len({chosen.get(group, "") for chosen in choices}) > 1:
-            groups.append(group)
-    if "cell" in groups:
-        groups = [group for group in groups if group == "cell" or not _in_cell(group, choices)]
-    return [{group: chosen.get(group) or MISSING for group in groups} for chosen in choices]
+    config_groups = []
+    for name in MAIN_CHOICES:
+        if len({chosen.get(name, "") for chosen in choices}) > 1:
+            config_groups.append(name)
+    if "cell" in config_groups:
+        config_groups = [
+            name for name in config_groups if name == "cell" or not _in_cell(name, choices)
+        ]
+    return [{name: chosen.get(name) or MISSING for name in config_groups} for chosen in choices]
 
 
-def _in_cell(group: str, choices: Sequence[Labels]) -> bool:
-    """Return whether a config group belongs to the setting, and each cell has one choice in it."""
+def _in_cell(name: str, choices: Sequence[Texts]) -> bool:
+    """Return whether a config group belongs to the setting, as cells do, and each cell has one
+    choice in it."""
     cells = {chosen.get("cell") for chosen in choices}
-    pairs = {(chosen.get("cell"), chosen.get(group)) for chosen in choices}
-    return is_setting(group) and len(pairs) <= len(cells)
+    pairs = {(chosen.get("cell"), chosen.get(name)) for chosen in choices}
+    return is_setting(name) and len(pairs) == len(cells)
 
 
-def _parts_of_selectors(choices: Sequence[Labels]) -> list[Labels]:
-    """Return the choices in groups such as `selector/exploration`, of which selectors are made."""
+def _parts_of_selectors(choices: Sequence[Texts]) -> list[Texts]:
+    """Return the choices in config groups such as `selector/exploration`, of which selectors are
+    made."""
     rows = []
     for chosen in choices:
         rows.append({key: text for key, text in chosen.items() if key.startswith("selector/")})
@@ -152,66 +185,54 @@ def _parts_of_selectors(choices: Sequence[Labels]) -> list[Labels]:
 
 
 def _named_choices(
-    groups: Sequence[str], choices: Sequence[Labels], configs: Sequence[Mapping[str, Any]]
-) -> list[Labels]:
+    config_groups: Sequence[str],
+    choices: Sequence[Texts],
+    configs: Sequence[Mapping[str, Any]],
+) -> list[Texts]:
     """Return the choices in some config groups.
 
     Choices with equal configs get the name of the first of them, so that they are no difference.
     """
-    # The config of engine=native is always called native: engine=auto may have chosen it.
+    # `compared_config` turns an engine=auto that chose native into native. It gets this name, too.
     names: dict[Hashable, str] = {("engine", config_key({"engine": NATIVE})): "native"}
     rows = []
     for chosen, config in zip(choices, configs, strict=True):
         row = {}
-        for group in groups:
-            if group in chosen:
-                key = group, config_key({group: config.get(group)})
-                row[group] = names.setdefault(key, chosen[group])
+        for name in config_groups:
+            if name in chosen:
+                key = name, config_key({name: config.get(name)})
+                row[name] = names.setdefault(key, chosen[name])
         rows.append(row)
     return rows
 
 
-def _values_besides_engine(
-    values: Sequence[Labels], configs: Sequence[Mapping[str, Any]]
-) -> list[Labels]:
-    """Return the values without those of engine and device, except the precision."""
-    rows = []
-    for texts, config in zip(values, configs, strict=True):
-        row = {}
-        for key, text in texts.items():
-            if key.partition(".")[0] not in ("engine", "device"):
-                row[key] = text
-        row["engine.precision"] = precision_of(config)
-        rows.append(row)
-    return rows
+def _distinguish(labels: Sequence[Labels], details: Sequence[Texts]) -> None:
+    """Make labels of those `details` that distinguish groups with equal labels, in place.
 
-
-def _distinguish(labels: Sequence[Labels], details: Sequence[Labels]) -> None:
-    """Add those `details` to the labels that distinguish groups with equal labels, in place.
-
-    What distinguishes some groups of a method labels all its groups. Otherwise the method would
-    have another name in the settings where it ran with one value only, and comparisons over
-    settings would miss it.
+    If a key distinguishes some groups of a method, all groups of the method get it as a label.
+    Otherwise the method would have another name in the settings where it ran with one value only,
+    and comparisons over settings would miss it.
     """
     methods = [_method_labels(label) for label in labels]  # before details are added
     # 1. Groups with equal labels get the details in which they differ.
     with_equal_labels: dict[Hashable, list[int]] = {}
-    for number, label in enumerate(labels):
-        with_equal_labels.setdefault(frozenset(label.items()), []).append(number)
-    for numbers in with_equal_labels.values():
-        for key in sorted(set().union(*(details[number] for number in numbers))):
-            texts = [details[number].get(key, MISSING) for number in numbers]
+    for index, label in enumerate(labels):
+        with_equal_labels.setdefault(frozenset(label.items()), []).append(index)
+    for indices in with_equal_labels.values():
+        keys = {key for index in indices for key in details[index]}
+        for key in sorted(keys):
+            texts = [details[index].get(key, MISSING) for index in indices]
             if len(set(texts)) > 1:
-                for number, text in zip(numbers, texts, strict=True):
-                    labels[number][key] = text
-    # 2. The other groups of the same method get them, too.
+                for index, text in zip(indices, texts, strict=True):
+                    labels[index][key] = text
+    # 2. All groups of a method get the keys that one of them has.
     keys_of: dict[Hashable, dict[str, None]] = {}
     for method, label in zip(methods, labels, strict=True):
-        keys = keys_of.setdefault(method, {})
-        keys.update((key, None) for key in label if not is_setting(key))
-    for method, label, own_details in zip(methods, labels, details, strict=True):
+        method_keys = keys_of.setdefault(method, {})
+        method_keys.update((key, None) for key in label if not is_setting(key))
+    for method, label, texts_by_key in zip(methods, labels, details, strict=True):
         for key in keys_of[method]:
-            label.setdefault(key, own_details.get(key, MISSING))
+            label.setdefault(key, texts_by_key.get(key, MISSING))
 
 
 def _method_labels(label: Labels) -> Hashable:
@@ -219,20 +240,19 @@ def _method_labels(label: Labels) -> Hashable:
     return frozenset(item for item in label.items() if not is_setting(item[0]))
 
 
-def _complete_settings(labels: Sequence[Labels], values: Sequence[Labels]) -> None:
-    """Let values of a setting that label some groups label all groups, in place, and put the keys
-    in one order.
+def _complete_settings(labels: Sequence[Labels], values: Sequence[Texts]) -> None:
+    """Let all groups have the config values of settings that label one of them, in place.
 
-    Otherwise a method that ran in one setting alone would seem to have a setting of its own.
+    Otherwise a method that ran in one setting alone would seem to have a setting of its own. A
+    group whose config does not have the key has no such label.
     """
-    keys = dict.fromkeys(key for label in labels for key in label)
+    keys = {key for label in labels for key in label if is_setting(key) and "." in key}
     for label, texts in zip(labels, values, strict=True):
-        for key in keys:
-            if is_setting(key) and "." in key and key in texts:
+        for key in sorted(keys):
+            if key in texts:
                 label[key] = texts[key]
-        in_order = {key: label[key] for key in keys if key in label}
-        label.clear()
-        label.update(in_order)
+            else:
+                label.pop(key, None)
 
 
 def _add_code_versions(labels: Sequence[Labels], runs: Sequence[Run]) -> None:

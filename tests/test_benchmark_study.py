@@ -296,6 +296,20 @@ def test_if_all_are_equal_the_lowest_rate_and_the_defaults_are_chosen(
     assert chosen_values("top_loss") == {"rates": {"constant": {"4": 0.003}}, "words": []}
 
 
+def test_rounding_errors_do_not_decide_between_rates(pretend: Pretend) -> None:
+    """The rates have the same two accuracies but for the last digit of one, as it happened in
+    v1_watch_20. So the lowest rate is chosen."""
+
+    def outcome_of(config: Mapping[str, Any]) -> Outcome:
+        is_first_seed = config["seed"] == TRIAL_SEEDS[0]
+        if config["optimizer"]["lr"] == 0.003:
+            return done(0.8330815709969788 if is_first_seed else 0.8300604229607251)
+        return done(0.8300604229607251 if is_first_seed else 0.8330815709969789)
+
+    pretend("random", outcome_of)
+    assert chosen_values("random")["rates"] == {"constant": {"4": 0.003}}
+
+
 def test_a_diverged_trial_counts_as_0(pretend: Pretend) -> None:
     """Rate 0.3 has the accuracy 0.9 at one seed and diverges at the other. Its mean is 0.45, less
     than the 0.46 of rate 0.003."""

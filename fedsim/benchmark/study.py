@@ -129,6 +129,7 @@ class Phase:
     def accuracies(self, summary_of: SummaryOf) -> dict[Key, float]:
         """Return the mean final accuracy of each group. A run that diverged counts as 0.
 
+        Means are rounded to 12 digits, so that rounding errors do not decide between equal ones.
         Raises whatever `summary_of` raises.
         """
         means = {}
@@ -137,7 +138,7 @@ class Phase:
             for summary in map(summary_of, outlined(jobs)):
                 diverged = summary["status"] == "diverged"
                 values.append(0.0 if diverged else float(summary["final_accuracy"]))
-            means[key] = float(np.mean(values))
+            means[key] = round(float(np.mean(values)), 12)
         return means
 
     def folder(self) -> Path:

@@ -32,7 +32,7 @@ NEW_GROUPS = {"system": "none", "clients": "honest", "local_algorithm": "plain"}
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
 CEILING = "clairvoyant"
-"""The selector that shows what the best choices could gain. It looks ahead: no server can use it."""
+"""The selector that shows what the best choices could gain. It looks ahead, which no server can."""
 CONTROL = "random_control"
 """The selector that is random selection with other random numbers. Comparisons must find it equal
 to random selection."""

@@ -16,7 +16,7 @@ COLLAPSE = 10
 def read_trials(folder: Path) -> pd.DataFrame:
     """Return the trials of all submissions in a folder, with their method and accuracy in per cent.
 
-    A trial that diverged has the accuracy 0, as in tuning. `point` is empty for the defaults.
+    Mean accuracies have to be rounded (`_means`) before they are compared. A trial that diverged has the accuracy 0, as in tuning. `point` is empty for the defaults.
     """
     frames = []
     for card in sorted(folder.glob("*.yaml")):
@@ -30,11 +30,17 @@ def read_trials(folder: Path) -> pd.DataFrame:
     return trials.assign(accuracy=100 * shares, point=trials["point"].fillna(""))
 
 
+def _means(trials: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """Return mean accuracies over seeds, rounded so that rounding errors do not decide between
+    equal ones."""
+    return trials.groupby(keys)["accuracy"].mean().round(10)
+
+
 def by_rate(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the mean accuracy over seeds with a method's defaults at the first horizon: rows by
     `CASE`, a column for each rate."""
     defaults = trials[(trials["point"] == "") & (trials["num_rounds"] == HORIZONS[0])]
-    means = defaults.groupby([*CASE, "learning_rate"])["accuracy"].mean()
+    means = _means(defaults, [*CASE, "learning_rate"])
     return means.unstack("learning_rate").reindex(columns=list(RATES))
 
 
@@ -72,7 +78,7 @@ def _share_of_lower_rates(trials: pd.DataFrame, chosen: pd.Series) -> pd.Series:
     """Return for each method the share of cases in which its rate for longer runs is below that at
     the first horizon (`chosen`)."""
     longer = trials[trials["num_rounds"] > HORIZONS[0]]
-    means = longer.groupby([*CASE, "num_rounds", "learning_rate"])["accuracy"].mean()
+    means = _means(longer, [*CASE, "num_rounds", "learning_rate"])
     rates = means.unstack("learning_rate").idxmax(axis="columns")  # of equal ones the lowest
     first_rates = chosen.reindex(rates.index.droplevel("num_rounds")).to_numpy()
     return (rates < first_rates).groupby("method").mean()
@@ -84,7 +90,7 @@ def _share_of_own_points(trials: pd.DataFrame, chosen: pd.Series) -> pd.Series:
     is_point = (trials["schedule"] == "constant") & (trials["num_rounds"] == HORIZONS[0])
     points = trials[is_point].join(rates, on=CASE[:2])
     points = points[points["learning_rate"] == points["rate"]]
-    means = points.groupby([*CASE[:2], "point"])["accuracy"].mean()
+    means = _means(points, [*CASE[:2], "point"])
     best = means.groupby(CASE[:2]).max()
     of_defaults = means.xs("", level="point")
     return (best > of_defaults).groupby("method").mean()

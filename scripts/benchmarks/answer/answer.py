@@ -54,9 +54,10 @@ class Answer:
         `p_class` is corrected over the methods of the same class alone.
         """
         rows = inference.intervals(self.gains)
-        kinds = rows.index.get_level_values("method").map(class_of)
-        rows["p_class"] = rows.groupby(kinds)["p"].transform(lambda p: holm(p.tolist()))
-        return rows
+        tested = rows[rows["p_holm"].notna()]
+        kinds = tested.index.get_level_values("method").map(class_of)
+        corrected = tested.groupby(kinds)["p"].transform(lambda p: holm(p.tolist()))
+        return rows.assign(p_class=corrected)
 
     @cached_property
     def overall(self) -> pd.DataFrame:
@@ -105,44 +106,68 @@ class Answer:
         """The class of each method (`class_of`)."""
         return {name: class_of(name) for name in self.overall.index}
 
-    def beyond_chance(self, sign: int, p: str = "p_holm") -> list[str]:
-        """Return the methods that gain (1) or lose (-1) beyond chance in at least one regime.
+    def beyond_chance(
+        self, sign: int, p: str = "p_holm", gains: pd.DataFrame | None = None
+    ) -> list[str]:
+        """Return the methods that gain (1) or lose (-1) beyond chance in at least one row.
 
-        `p` is the column of corrected p-values.
+        `p` is the column of corrected p-values. `gains` are `intervals` if they are not given.
         """
-        rows = self.intervals
+        rows = self.intervals if gains is None else gains
         is_beyond = (rows[p] < ALPHA) & (np.sign(rows["gain"]) == sign)
         names = set(rows.index[is_beyond].get_level_values("method"))
         return [name for name in self.rivals if name in names]
 
-    def needed(self, gains: pd.DataFrame) -> float:
-        """Return the gain that lies just beyond chance.
+    def needed(self, gains: pd.DataFrame) -> pd.Series:
+        """Return the gains that lie just beyond chance, for each tested row of `gains`.
 
-        `gains` are `intervals` or `overall`. The result is the median over the methods that have
-        run in most settings, and over regimes, with Holm's first factor.
-        """
-        rows, probability = _tests(gains)
-        quantiles = rows["df"].map(lambda df: t_quantile(probability, df))
-        return float((rows["error"] * quantiles).median())
-
-    def needed_if_nested(self, gains: pd.DataFrame, num_settings: int) -> float:
-        """Return `needed` if seeds are independent between settings, and all methods run in so many
+        `gains` are `intervals`, `overall` or those from the common baseline. A gain is beyond
+        chance if it exceeds its standard error times Student's quantile at Holm's first level, 0.05
+        divided by the number of tests. The rows are those of the methods that have run in all
         settings.
-
-        For more settings than have run, it supposes that gains spread as they do so far: the
-        squared error of a mean falls with the number of settings.
         """
-        rows, probability = _tests(gains)
-        errors = rows["error_nested"] * (rows["settings"] / num_settings) ** 0.5
-        return float(errors.median()) * t_quantile(probability, num_settings - 1)
+        tests = gains.dropna(subset=["half", "p_holm"])
+        is_complete = tests["settings"] == tests["settings"].max()
+        probability = 1 - ALPHA / 2 / len(tests)
+        quantiles = tests["df"].map(lambda df: t_quantile(probability, df))
+        return (tests["error"] * quantiles)[is_complete]
 
     @cached_property
-    def p_of_seeds(self) -> pd.Series:
-        """The p-values of the hypothesis that seeds have no effect on a gain that is common to all
-        settings, by method and regime."""
-        gains = self.gains.loc[self.rivals].dropna()
-        groups = gains.groupby(["method", *scores.REGIME])
-        return groups.apply(lambda rows: inference.p_of_seeds(rows.to_numpy()))
+    def common_baseline_gains(self) -> pd.DataFrame:
+        """The gains over the mean of random selection and the controls that have run."""
+        controls = [name for name in CONTROLS if name in self.methods]
+        return scores.gains(self.finals, (REFERENCE, *controls))
+
+    @cached_property
+    def common_baseline_intervals(self) -> pd.DataFrame:
+        """`intervals` of `common_baseline_gains`."""
+        return inference.intervals(self.common_baseline_gains)
+
+    @cached_property
+    def common_baseline_overall(self) -> pd.DataFrame:
+        """`overall` of `common_baseline_gains`."""
+        return _mean_gains(self.common_baseline_gains).sort_values("gain", ascending=False)
+
+    @property
+    def common_baseline_tests(self) -> pd.DataFrame:
+        """The tests of `common_baseline_overall` and `common_baseline_intervals`, by method."""
+        in_regimes = self.common_baseline_intervals.droplevel(scores.REGIME)
+        return pd.concat([self.common_baseline_overall, in_regimes])
+
+    @cached_property
+    def effect_of_seeds(self) -> dict[str, float]:
+        """The test of a common effect of seeds on mean gains (`inference.effect_of_seeds`)."""
+        return self._effect_of_seeds(self.gains)
+
+    @cached_property
+    def effect_of_seeds_with_common_baseline(self) -> dict[str, float]:
+        """`effect_of_seeds` on `common_baseline_gains`."""
+        return self._effect_of_seeds(self.common_baseline_gains)
+
+    def _effect_of_seeds(self, gains: pd.DataFrame) -> dict[str, float]:
+        means = scores.over_regimes(gains)
+        by_method = [means.loc[name].loc[self.settings].to_numpy() for name in self.rivals]
+        return inference.effect_of_seeds(np.stack(by_method))
 
     @cached_property
     def ranks(self) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -230,14 +255,6 @@ class Answer:
                 row = inference.intervals(table).reset_index()
                 rows.append(row.assign(budget=budget, share=share))
         return pd.concat(rows, ignore_index=True)
-
-
-def _tests(gains: pd.DataFrame) -> tuple[pd.DataFrame, float]:
-    """Return the gains of methods that have run in most settings, and the probability of the
-    quantile that the lowest p-value of all tests must pass."""
-    tests = gains.dropna(subset=["half", "p_holm"])
-    is_complete = tests["settings"] == tests["settings"].max()
-    return tests[is_complete], 1 - ALPHA / 2 / len(tests)
 
 
 def _mean_gains(gains: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from fedsim.report.drawing import style
 from scripts.benchmarks import leaderboard
 from scripts.benchmarks.answer.answer import Answer
 from scripts.benchmarks.answer.figures import by_regime, curves, overview, save
-from scripts.benchmarks.answer.sentences import early, not_run, seeds, sentences
+from scripts.benchmarks.answer.sentences import baseline, early, not_run, seeds, sentences
 from scripts.benchmarks.answer.tables import (
     by_setting_table,
     changes_table,
@@ -62,6 +62,7 @@ MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "early": early,
     "changes": changes_table,
     "seeds": seeds,
+    "baseline": baseline,
     "variations": variations_table,
     "tuning": tuning_table,
 }

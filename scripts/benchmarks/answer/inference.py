@@ -8,13 +8,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
-from scipy import special
+from numpy.typing import NDArray
+from scipy import stats
 
+from fedsim.benchmark.rules import CONTROLS
 from fedsim.core.arrays import Floats
 from fedsim.results.ranking import mean_ranks, rank_tests
 from fedsim.results.statistics import LEVEL, holm, t_quantile, t_tail
 from scripts.benchmarks.answer.scores import FIRST_BLOCK, NO_METHODS, REGIME, finals
+
+NUM_PERMUTATIONS = 2000
 
 
 @dataclass(frozen=True)
@@ -61,28 +66,36 @@ def crossed_mean(values: Floats) -> dict[str, float]:
     }
 
 
-def nested_mean(values: Floats) -> dict[str, float]:
-    """Return the interval and the p-value of `crossed_mean` if seeds are independent between
-    settings.
+def effect_of_seeds(gains: Floats) -> dict[str, float]:
+    """Test whether seeds have an effect on `gains` [M, S, R] that is common to S settings.
 
-    Then the means of settings are independent values, and the interval is Student's over them.
-    With one setting, both are nan.
+    The statistic is the mean over M methods of F, the mean square of R seeds divided by that of the
+    rest (two-way analysis of variance). The test exchanges the seeds within each setting at random,
+    for all methods alike. Returns the statistic (`f`), its mean over permutations (`f_without`),
+    and the share of permutations in which it is at least as high (`p`).
     """
-    means = values.mean(1)
-    df = len(means) - 1
-    error = float(means.std(ddof=1)) / math.sqrt(len(means)) if df else math.nan
-    return {
-        "half_nested": t_quantile((1 + LEVEL) / 2, df or math.nan) * error,
-        "error_nested": error,
-        "p_nested": 2 * t_tail(abs(float(means.mean())), error, df or math.nan),
-    }
+    _, num_settings, num_seeds = gains.shape
+    settings = np.arange(num_settings)
 
+    def mean_f(*seeds: NDArray[np.intp]) -> float:
+        """Return the statistic if the setting s has its seed `seeds[r][s]` at place r."""
+        places = np.stack(seeds, axis=1)
+        values = []
+        for of_method in gains:
+            _, of_seeds, rest = _all_squares(of_method[settings[:, None], places])
+            values.append(of_seeds.mean / rest.mean)
+        return float(np.mean(values))
 
-def p_of_seeds(values: Floats) -> float:
-    """Return the p-value of the hypothesis that seeds have no effect on `values` [S, R] that is
-    common to all settings (an F test of a two-way analysis of variance)."""
-    _, seeds, rest = _all_squares(values)
-    return float(special.fdtrc(seeds.df, rest.df, seeds.mean / rest.mean))
+    result = stats.permutation_test(
+        [np.full(num_settings, seed) for seed in range(num_seeds)],
+        mean_f,
+        permutation_type="samples",  # exchange values of the same setting
+        alternative="greater",
+        n_resamples=NUM_PERMUTATIONS,
+        random_state=0,
+    )
+    without = float(np.mean(result.null_distribution))
+    return {"f": float(result.statistic), "f_without": without, "p": float(result.pvalue)}
 
 
 def _all_squares(values: Floats) -> tuple[Squares, Squares, Squares]:
@@ -122,25 +135,23 @@ def _scaled_variance(settings: Squares, seeds: Squares, rest: Squares) -> tuple[
 
 
 def intervals(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean gain of each group with its interval and p-value (`crossed_mean` and
-    `nested_mean`); a row for each.
+    """Return the mean gain of each group with its interval and p-value (`crossed_mean`); a row for
+    each.
 
     `table` has rows by (method, ..., setting). Rows that differ only in the setting are a group. A
-    setting counts if it has all seeds. `p_holm` and `p_nested` are corrected over all groups except
-    those of `NO_METHODS`.
+    setting counts if it has all seeds. `p_holm` is corrected over all groups of methods. Controls
+    and `NO_METHODS` are not tested.
     """
     groups = [name for name in table.index.names if name != "setting"]
     rows = {}
     for key, of_group in table.groupby(groups):
         complete = of_group.dropna().to_numpy()
         if len(complete):
-            rows[key] = crossed_mean(complete) | nested_mean(complete)
+            rows[key] = crossed_mean(complete)
     result = pd.DataFrame.from_dict(rows, orient="index")
     result.index = pd.MultiIndex.from_tuples(result.index, names=groups)
-    is_tested = ~result.index.get_level_values("method").isin(NO_METHODS)
-    p_nested = result.pop("p_nested")
+    is_tested = ~result.index.get_level_values("method").isin([*CONTROLS, *NO_METHODS])
     result.loc[is_tested, "p_holm"] = holm(result.loc[is_tested, "p"].tolist())
-    result.loc[is_tested, "p_nested"] = holm(p_nested[is_tested].tolist())
     return result
 
 

@@ -8,6 +8,8 @@ Accuracies and gains that are returned are in per cent and in percentage points.
 has the accuracy of a guess throughout.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -106,14 +108,16 @@ def price(rounds: pd.DataFrame, cost: str) -> pd.Series:
     return shares.reindex(runs, fill_value=np.inf)
 
 
-def gains(accuracies: pd.Series) -> pd.DataFrame:
+def gains(accuracies: pd.Series, baseline: Sequence[str] = (REFERENCE,)) -> pd.DataFrame:
     """Return gains over random selection: rows by (method, schedule, num_rounds, setting), a column
     for each seed.
 
-    A gain is nan without the run or without its run of random selection.
+    A gain is the difference to the mean of the `baseline`. It is nan if one of these runs is
+    missing.
     """
     by_method = accuracies.unstack("method")
-    differences = by_method.drop(columns=REFERENCE).sub(by_method[REFERENCE], axis=0)
+    of_baseline = by_method[list(baseline)].mean(axis="columns", skipna=False)
+    differences = by_method.drop(columns=list(baseline)).sub(of_baseline, axis=0)
     return as_table(differences.stack().rename("gain"))
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-import numpy as np
+import pandas as pd
 
-from fedsim.benchmark.rules import HORIZONS, VARIATIONS, Draw
+from fedsim.benchmark.rules import CONTROLS, HORIZONS, VARIATIONS, Draw
 from fedsim.results.labels import REFERENCE
 from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
+from scripts.benchmarks.answer import inference
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
 from scripts.benchmarks.answer.scores import FIRST_BLOCK
 from scripts.benchmarks.answer.tuning import COLLAPSE
@@ -46,11 +47,11 @@ def sentences(answer: Answer) -> str:
 def whether(answer: Answer) -> str:
     """Say how many methods gain or lose beyond chance, and how large a gain had to be."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
-    better, worse = (_beyond_in_the_mean(answer, "equal rounds", sign) for sign in (1, -1))
-    verdict = "In some cases" if answer.beyond_chance(1) or better else "We do not see it"
+    verdict = "In some cases" if _is_any_ahead(answer) else "We do not see it"
     title = f"**Does selection pay? {verdict}**"
     if num < num_all:
         title += f" (preliminary, {num} of {num_all} settings)"
+    better, worse = (answer.beyond_chance(sign, gains=answer.overall) for sign in (1, -1))
     in_regimes = ahead_and_behind(answer, "p_holm")
     if in_regimes == none_beyond(answer) and not better and not worse:
         tests = f"{in_regimes}, neither in a regime nor in the mean over regimes"
@@ -58,24 +59,39 @@ def whether(answer: Answer) -> str:
         of_means = f"{count_of(better, len(answer.rivals))} ahead, and {len(worse)} behind"
         tests = f"{in_regimes} in a regime. In the mean over regimes, {of_means}"
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
+    in_regime = answer.needed(answer.intervals).median()
     return (
         f"{title}. Learning rate and parameters are tuned for each method. At equal rounds, "
         f"{tests}. But these tests are weak: to be beyond chance, a mean gain had to be about "
-        f"{answer.needed(answer.overall):.1f} points (median over methods), and a gain in one "
-        f"regime {answer.needed(answer.intervals):.1f}. The largest gain in a regime is "
-        f"{points(largest)}. [If seeds are independent between "
-        "settings](benchmark_details.md#seeds), "
-        f"{answer.needed_if_nested(answer.overall, num):.1f} and "
-        f"{answer.needed_if_nested(answer.intervals, num):.1f} points would do."
+        f"{_median_and_range(answer.needed(answer.overall))}, and a gain in one regime "
+        f"{in_regime:.1f}. The largest gain in a regime is {points(largest)}.{_baseline(answer)}"
     )
 
 
-def _beyond_in_the_mean(answer: Answer, budget: str, sign: int) -> list[str]:
-    """Return the methods whose mean gain (1) or loss (-1) over regimes is beyond chance, after
-    Holm's correction over all methods."""
-    rows = answer.overall_at[budget].loc[answer.rivals]
-    is_beyond = (rows["p_holm"] < ALPHA) & (np.sign(rows["gain"]) == sign)
-    return list(rows.index[is_beyond])
+def _is_any_ahead(answer: Answer) -> bool:
+    """Return whether a method gains beyond chance, in a regime or in the mean."""
+    return bool(answer.beyond_chance(1) or answer.beyond_chance(1, gains=answer.overall))
+
+
+def _median_and_range(values: pd.Series) -> str:
+    return (
+        f"{values.median():.1f} points (median over methods, {values.min():.1f} to "
+        f"{values.max():.1f})"
+    )
+
+
+def _baseline(answer: Answer) -> str:
+    """Say what becomes of the tests with the common baseline, if the controls have run."""
+    if len(controls_of(answer)) < len(CONTROLS):
+        return ""
+    overall, in_regimes = answer.common_baseline_overall, answer.common_baseline_intervals
+    verdict = ahead_and_behind(answer, "p_holm", answer.common_baseline_tests)
+    verdict = "still none is" if verdict == none_beyond(answer) else verdict
+    mean, in_regime = answer.needed(overall).median(), answer.needed(in_regimes).median()
+    return (
+        " [With a less noisy baseline](benchmark_details.md#baseline), "
+        f"{mean:.1f} and {in_regime:.1f} points would do, and {verdict}."
+    )
 
 
 def how_much(answer: Answer) -> str:
@@ -98,7 +114,7 @@ def how_much(answer: Answer) -> str:
 def _above_zero(answer: Answer, best: str) -> str:
     """Say with which horizons the interval of the best method is above zero, if that is not beyond
     chance."""
-    if best in _beyond_in_the_mean(answer, "equal rounds", 1):
+    if best in answer.beyond_chance(1, gains=answer.overall):
         return ""
     above = []
     for num_rounds in HORIZONS:
@@ -125,9 +141,10 @@ def _rate(answer: Answer) -> str:
         return ""
     row = answer.tuning.loc[REFERENCE]
     return (
-        " For comparison, a learning rate three times too high costs random selection more than "
-        f"{COLLAPSE} points in {row['collapses']:.0f} of {row['with_higher']:.0f} cases (settings "
-        f"with schedules). One three times too low costs {row['too_low']:.1f} points on average."
+        f" For comparison, in trials of {HORIZONS[0]} rounds a learning rate three times too high "
+        f"costs random selection more than {COLLAPSE} points in {row['collapses']:.0f} of "
+        f"{row['with_higher']:.0f} cases (settings with schedules). One three times too low costs "
+        f"{row['too_low']:.1f} points on average."
     )
 
 
@@ -160,7 +177,7 @@ def _losses_at_equal_bytes(answer: Answer) -> str:
     if not len(losing):
         return ""
     parts = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
-    beyond = _beyond_in_the_mean(answer, "equal bytes", -1)
+    beyond = answer.beyond_chance(-1, gains=answer.overall_at["equal bytes"])
     verdict = f"only {listed(beyond)} beyond chance" if beyond else "none is beyond chance"
     return (
         " Methods that ask many clients lose at equal bytes, with intervals below zero: "
@@ -178,7 +195,7 @@ def for_whom(answer: Answer) -> str:
         asked, _, at_server = kind.partition(AT_SERVER)
         server = f", and the server has {at_server}" if at_server else ""
         parts.append(f"`{method}` {mean_gain(answer.overall, method)} (asks for {asked}{server})")
-    advice = "" if answer.beyond_chance(1) else "We can recommend none over random selection. "
+    advice = "" if _is_any_ahead(answer) else "We can recommend none over random selection. "
     return (
         f"**Which method, for whom?** {advice}Where to look further depends on what clients may be "
         "asked for. The highest mean gains among methods that ask for the same (if above zero) "
@@ -194,9 +211,10 @@ def not_shown(answer: Answer) -> str:
     cohorts = _range([draw.cohort_size for draw in draws])
     missing = _missing(draws)
     without = f" These have not run yet: {', '.join(missing)}." if missing else ""
+    needed = answer.needed(answer.overall)
     return (
-        f"**What is not shown?** That no method gains: a mean gain below "
-        f"{answer.needed(answer.overall):.1f} points could hardly be told from chance. The "
+        "**What is not shown?** That no method gains: to be told from chance, a mean gain had to "
+        f"be {needed.min():.1f} to {needed.max():.1f} points, depending on the method. The "
         "settings that have run are of "
         f"{', '.join(data[:-1])} and {data[-1]}, with small models and {clients} clients, of which "
         f"{cohorts} are selected in a round.{without} The answer says nothing about larger models, "
@@ -251,25 +269,38 @@ def early(answer: Answer) -> str:
 
 
 def seeds(answer: Answer) -> str:
-    """Say how much depends on seeds being crossed with settings."""
-    num, num_all = len(answer.settings), len(FIRST_BLOCK)
-    halves = answer.overall.loc[answer.rivals, ["half", "half_nested"]].median()
-    p_values = answer.p_of_seeds
-    needed = answer.needed_if_nested(answer.intervals, num)
+    """Say whether seeds have a common effect in all settings."""
+    effect = answer.effect_of_seeds
+    common = answer.effect_of_seeds_with_common_baseline
+    is_seen = effect["p"] < ALPHA
+    verdict = "So seeds stay crossed" if is_seen else "This is no evidence against independence"
     text = (
-        f"For each method and regime, an F test asks whether seeds have such an effect on the gain."
-        f" Of {len(p_values)} tests, {100 * (p_values < ALPHA).mean():.0f} % have p < {ALPHA:g}. "
-        f"Without any effect it would be {100 * ALPHA:.0f} % of independent tests.\n\n"
-        "If there is none, half the interval of a mean gain is "
-        f"{halves['half_nested']:.2f} in place of {halves['half']:.2f} points (medians over "
-        f"methods). A gain in one regime is then beyond chance from about {needed:.1f} points on, "
-        f"in place of {answer.needed(answer.intervals):.1f} (medians over methods and regimes). "
-        f"Also then, {ahead_and_behind(answer, 'p_nested')}."
+        "A permutation test asks whether seeds have such an effect on mean gains. It exchanges the "
+        "seeds within each setting at random, for all methods alike. The variance between seeds, "
+        f"divided by that of the rest, is {effect['f']:.1f} (F, mean over {len(answer.rivals)} "
+        f"methods). In permutations it is {effect['f_without']:.1f} on average, and as high in "
+        f"{100 * effect['p']:.1f} % of {inference.NUM_PERMUTATIONS:,}. {verdict}."
     )
-    if num < num_all:
-        needed_in_all = answer.needed_if_nested(answer.intervals, num_all)
+    if is_seen and common["p"] >= ALPHA:
         text += (
-            f" With all {num_all} settings, a gain of {needed_in_all:.1f} points in one regime "
-            "would do, if gains vary between settings as they do so far."
+            " The effect seems to lie in the runs of random selection, which are part of every "
+            f"gain: with the [baseline below](#baseline), F is {common['f']:.1f} (p = "
+            f"{common['p']:.2f})."
         )
     return text
+
+
+def baseline(answer: Answer) -> str:
+    """Say what changes if gains are measured from random selection and its controls."""
+    halves = answer.overall.loc[answer.rivals, "half"].median()
+    overall, in_regimes = answer.common_baseline_overall, answer.common_baseline_intervals
+    rivals = overall[overall.index.isin(answer.rivals)]
+    best = rivals.index[0]
+    verdict = ahead_and_behind(answer, "p_holm", answer.common_baseline_tests)
+    return (
+        f"Half the interval of a mean gain is then {rivals['half'].median():.2f} in place of "
+        f"{halves:.2f} points (medians over methods). To be beyond chance, a mean gain has to be "
+        f"about {_median_and_range(answer.needed(overall))}, and a gain in one regime "
+        f"{answer.needed(in_regimes).median():.1f}. In regimes and in the mean, {verdict}. The "
+        f"highest mean gain is {mean_gain(overall, best)} (`{best}`)."
+    )

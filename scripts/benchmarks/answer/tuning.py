@@ -16,7 +16,8 @@ COLLAPSE = 10
 def read_trials(folder: Path) -> pd.DataFrame:
     """Return the trials of all submissions in a folder, with their method and accuracy in per cent.
 
-    Mean accuracies have to be rounded (`_means`) before they are compared. A trial that diverged has the accuracy 0, as in tuning. `point` is empty for the defaults.
+    Mean accuracies have to be rounded (`_means`) before they are compared. A trial that diverged
+    has the accuracy 0, as in tuning. `point` is empty for the defaults.
     """
     frames = []
     for card in sorted(folder.glob("*.yaml")):

@@ -63,10 +63,10 @@ def name_of(method: str) -> str:
     return f"*{method}*" if method in (*CONTROLS, *NO_METHODS) else method
 
 
-def ahead_and_behind(answer: Answer, p: str) -> str:
+def ahead_and_behind(answer: Answer, p: str, gains: pd.DataFrame | None = None) -> str:
     """Say how many methods are ahead of random selection beyond chance, and how many behind it, by
-    the p-values in the column `p`."""
-    better, worse = answer.beyond_chance(1, p), answer.beyond_chance(-1, p)
+    the p-values in the column `p` of `gains` (`Answer.beyond_chance`)."""
+    better, worse = (answer.beyond_chance(sign, p, gains) for sign in (1, -1))
     num_all = len(answer.rivals)
     if not better and not worse:
         return none_beyond(answer)

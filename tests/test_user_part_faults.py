@@ -2,7 +2,7 @@
 any effect."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
 from fedsim.clients.server import Server
 from fedsim.core.types import Cohort, Params, Selection
-from fedsim.rounds.aggregators import Aggregator
+from fedsim.rounds.aggregators import Aggregator, FedAvg
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.checks import AggregationError, AvailabilityError, SelectionError
 from fedsim.rounds.loop import Simulation
@@ -307,3 +307,159 @@ def test_an_availability_model_that_returns_no_mask_is_named(answer: Any, reason
     broken_in_round_two(
         simulate(availability=Returns(answer)), AvailabilityError, f"round 2: Returns {reason}"
     )
+
+
+# --- questions, and arrays that fedsim still needs ---
+
+
+def asks(ids: Any) -> Callable[[Clients], Selection]:
+    """Return a `select` that asks the clients `ids` for losses."""
+
+    def select(clients: Clients) -> Selection:
+        clients.losses(ids)
+        return Selection(np.array([1, 3]))
+
+    return select
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (np.array([True, False, True, False]), r"not an array of bool .*np\.flatnonzero"),
+        (np.array([1.0, 2.0]), "not an array of float64"),
+        (np.array([[1, 2]]), r"shape \[1, 2\]"),
+        (np.array([1, 2, 1]), "names a client twice"),
+        (np.array([-1, 2]), r"not available this round: \[-1\]"),
+        (np.array([1, 4]), r"not available this round: \[4\]"),
+        (np.arange(4), r"not available this round: \[0\]"),
+    ],
+)
+def test_a_question_is_for_different_clients_that_are_available(
+    ids: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In round 2, client 0 is not available."""
+    monkeypatch.setattr(Faulty, "needs", frozenset({Signal.LOSSES}))
+    present = Returns(np.array([False, True, True, True]))
+    run = simulate(asks(ids), availability=present)
+    broken_in_round_two(run, SelectionError, f"round 2: Faulty: .*{reason}")
+
+
+def test_unsigned_ids_and_lists_are_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Faulty, "needs", frozenset({Signal.LOSSES}))
+    run = simulate(asks(np.array([3, 1], np.uint8)))
+    run.step()
+    assert run.step().contacted == 2
+    run = simulate(asks([3, 1]))
+    run.step()
+    assert run.step().contacted == 2
+
+
+ALL_QUESTIONS = ["losses", "updates", "update_norms", "collect", "gradient_norms", "train"]
+
+
+@pytest.mark.parametrize("question", ALL_QUESTIONS)
+def test_a_question_for_nobody_has_no_answers(
+    question: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = {Signal.LOSSES, Signal.UPDATES, Signal.TRAINING, Signal.GRADIENTS}
+    monkeypatch.setattr(Faulty, "needs", frozenset(needs))
+    answers = []
+
+    def select(clients: Clients) -> Selection:
+        answers.append(getattr(clients, question)(np.empty(0, np.int64)))
+        return Selection(np.array([1, 3]))
+
+    run = simulate(select)
+    run.step()
+    run.step()
+    [answer] = answers
+    if question == "updates":
+        assert answer["w"].shape == (0, 2)
+    elif question == "collect":
+        assert len(answer.ids) == 0
+    elif question != "train":
+        assert answer.shape == (0,)
+
+
+def untimed(run: Simulation) -> list[dict[str, Any]]:
+    """Return the records of a run without the seconds that it took."""
+    records = []
+    for record in run:
+        values = asdict(record)
+        records.append({key: value for key, value in values.items() if "seconds" not in key})
+    return records
+
+
+def shuffles_ids(cohort: Cohort) -> None:
+    cohort.ids[:] = cohort.ids[::-1].copy()
+
+
+def centres_losses(cohort: Cohort) -> None:
+    assert cohort.loss is not None
+    cohort.loss[:] -= cohort.loss.mean()
+
+
+def changes_sizes(cohort: Cohort) -> None:
+    cohort.sizes[:] = 1
+
+
+IN_PLACE_ON_ARRAYS = [shuffles_ids, centres_losses, changes_sizes]
+Change = Callable[[Cohort], None]
+
+
+def collecting(change: Change | None) -> Callable[[Clients], Selection]:
+    """Return a `select` that collects all updates and changes their cohort in place."""
+
+    def select(clients: Clients) -> Selection:
+        cohort = clients.collect(clients.available)
+        if change is not None:
+            change(cohort)
+        return Selection(np.array([1, 3]))
+
+    return select
+
+
+@pytest.mark.parametrize("change", IN_PLACE_ON_ARRAYS)
+def test_changed_arrays_of_a_collected_cohort_have_no_effect(
+    change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = {Signal.TRAINING, Signal.UPDATES, Signal.TRAINING_LOSS}
+    monkeypatch.setattr(Faulty, "needs", frozenset(needs))
+    by_size = FedAvg(weighting="by_size", buffers="average")
+    records = []
+    for select in (collecting(None), collecting(change)):
+        records.append(untimed(simulate(select, aggregator=by_size)))
+    untouched, changed = records
+    assert changed == untouched
+
+
+@pytest.mark.parametrize("change", IN_PLACE_ON_ARRAYS)
+def test_changed_arrays_of_the_observed_cohort_have_no_effect(
+    change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = {Signal.TRAINING, Signal.UPDATES, Signal.TRAINING_LOSS}
+    monkeypatch.setattr(Faulty, "needs", frozenset(needs))
+    untouched = untimed(simulate())
+    monkeypatch.setattr(Faulty, "observe", lambda self, round, cohort, server: change(cohort))
+    assert untimed(simulate()) == untouched
+
+
+def test_a_selector_that_changes_its_ids_later_does_not_change_the_record() -> None:
+    ids = np.array([1, 3])
+
+    def forget(server: Server) -> None:
+        ids[:] = 0
+
+    run = simulate(lambda clients: Selection(ids), forget)
+    run.step()
+    assert run.step().selected == [1, 3]
+
+
+def test_changed_arrays_of_an_aggregators_cohort_have_no_effect() -> None:
+    def renames(params: Params, cohort: Cohort, mean: Params) -> Params:
+        cohort.ids[:] = 0
+        cohort.sizes[:] = 1
+        return {name: value + mean[name] for name, value in params.items()}
+
+    run = simulate(aggregator=Own(renames))
+    assert [record.selected for record in run] == [[1, 3], [1, 3]]

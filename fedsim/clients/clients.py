@@ -25,19 +25,29 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from textwrap import shorten
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.clients.compression import NUMBER, Compressor, Identity
-from fedsim.clients.context import RoundContext, Signal
+from fedsim.clients.context import QuestionError, RoundContext, Signal
 from fedsim.clients.local_results import GuardedTensors, LocalResults, row_norms
 from fedsim.clients.system import Resources
 from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import FedsimError
 from fedsim.core.exact import length, mean_row, row_sums
-from fedsim.core.types import Cohort, Evaluation, Exchange, Ids, Params, positions_of, sizes_of
+from fedsim.core.types import (
+    Cohort,
+    Evaluation,
+    Exchange,
+    Ids,
+    Params,
+    empty_cohort,
+    positions_of,
+    sizes_of,
+)
 from fedsim.engine.engine import Engine
 
 UNCOMPRESSED = Identity()
@@ -48,8 +58,8 @@ Amounts = int | Ints
 class Clients:
     """The clients of one round, at one version of the model.
 
-    At first the server has contacted no client. `ids` are ascending, and answers are in their
-    order.
+    At first the server has contacted no client. A question is for the clients `ids`, which must be
+    available, each of them once. Answers are in the order of `ids`.
     """
 
     def __init__(
@@ -79,6 +89,8 @@ class Clients:
         # guarded, because selectors see `params` itself as the `start` of a collected cohort
         self._lent = GuardedTensors(params)
         num_clients = len(engine.data.train)
+        self._is_available = np.zeros(num_clients, bool)
+        self._is_available[context.available] = True
         self._results = LocalResults(num_clients)
         """The updates of the clients that have trained on this model."""
         self._losses: dict[int, float] = {}
@@ -146,6 +158,7 @@ class Clients:
         """Return the share of each client's evaluation samples that the current model classifies
         correctly [len(ids)]; nan for a client without such samples."""
         self._context.require(Signal.ACCURACIES)
+        ids = self._checked(ids)
         positions = positions_of(self._engine.data.evaluate, ids)
         with self._timer("ask"):
             accuracies = self._engine.accuracies(self._params, positions)
@@ -158,6 +171,7 @@ class Clients:
         Each client sends C numbers and needs no model.
         """
         self._context.require(Signal.LABEL_COUNTS)
+        ids = self._checked(ids)
         data = self._engine.data
         counts = np.zeros((len(ids), data.num_classes), np.int64)
         labels = data.y.cpu().numpy()  # one copy from a GPU
@@ -183,6 +197,7 @@ class Clients:
         upload of D numbers, or of what the `compressor` makes of them.
         """
         self._context.require(Signal.GRADIENTS)
+        ids = self._checked(ids)
         train = self._engine.data.train
         positions = [self._batch(train, i) if batch else train[i] for i in ids]
         names = self.layer_names(layers)
@@ -198,6 +213,7 @@ class Clients:
         Each client makes one training pass and sends one number.
         """
         self._context.require(Signal.GRADIENTS)
+        ids = self._checked(ids)
         positions = self._train_positions(ids)
         gradients = self._gradients(self._params, ids, positions)
         norms = self._numbers(length(gradient) for gradient in gradients)
@@ -212,6 +228,7 @@ class Clients:
         number.
         """
         self._context.require(Signal.GRADIENTS)
+        ids = self._checked(ids)
         train = self._engine.data.train
         shuffled = [self._context.shuffled(train[i], i) for i in ids]
         spreads = self._numbers(self._gradient_spread(positions) for positions in shuffled)
@@ -225,6 +242,7 @@ class Clients:
         next answer.
         """
         self._context.require(Signal.TRAINING)
+        ids = self._checked(ids)
         self._exchange(ids, train=self._train(ids), up=None)
 
     def update_norms(self, ids: Ids, *, only_sum: bool = False) -> Floats:
@@ -237,9 +255,10 @@ class Clients:
         self._context.require(Signal.TRAINING)
         if not only_sum:
             self._context.require(Signal.UPDATES)
+        ids = self._checked(ids)
         self._exchange(ids, train=self._train(ids), up=NUMBER)
         with self._timer("ask"):
-            return row_norms(self._matrices(ids, self._engine.trained)) if len(ids) else np.empty(0)
+            return row_norms(self._matrices(ids, self._engine.trained))
 
     def updates(
         self,
@@ -256,6 +275,7 @@ class Clients:
         tensor of these updates, so collecting one later sends all of it.
         """
         self._context.require(Signal.TRAINING, Signal.UPDATES)
+        ids = self._checked(ids)
         names = self.layer_names(layers)
         samples = self._train(ids)
         matrices = self._matrices(ids, names)
@@ -279,6 +299,7 @@ class Clients:
         Each client makes one more training pass and sends D numbers.
         """
         self._context.require(Signal.GRADIENTS, Signal.TRAINING)
+        ids = self._checked(ids)
         positions = self._train_positions(ids)
         samples = self._train(ids) + sizes_of(positions)
         num_entries = self._num_entries(self._engine.trained)
@@ -296,6 +317,7 @@ class Clients:
         All clients have the public samples. Each passes M samples forward and sends M x C numbers.
         """
         self._context.require(Signal.PUBLIC, Signal.TRAINING)
+        ids = self._checked(ids)
         public = self._context.public
         if public is None:
             raise FedsimError("this selector needs public samples: set server.public_samples")
@@ -307,7 +329,10 @@ class Clients:
         """Return each client's momentum buffer at the end of its training [len(ids), ...] for each
         parameter. Each client sends P numbers."""
         self._context.require(Signal.TRAINING, Signal.UPDATES)
+        ids = self._checked(ids)
         samples = self._train(ids)
+        if not len(ids):
+            return {name: self._params[name].unsqueeze(0)[:0] for name in self._engine.trained}
         buffers = self._results.of(ids).momentum
         if buffers is None:
             raise FedsimError(
@@ -324,6 +349,7 @@ class Clients:
         This is FedCS's resource request: each client sends three numbers and needs no model.
         """
         self._context.require(Signal.RESOURCES)
+        ids = self._checked(ids)
         clock = self._context.require_round_clock()
         self._exchange(ids, model=False, up=3 * NUMBER)
         algorithm = self._context.local_algorithm
@@ -345,12 +371,14 @@ class Clients:
         """
         self._context.require(Signal.RESPONSE_TIMES)
         self._context.require_round_clock()
+        ids = self._checked(ids)
         seconds = self._exchange(ids, train=self._train(ids), up=NUMBER)
         assert seconds is not None
         return seconds
 
     def send_numbers(self, ids: Ids, count: int) -> None:
         """Charge each of `ids` for `count` numbers, of which the server uses only the sum."""
+        ids = self._checked(ids)
         self._exchange(ids, model=False, up=NUMBER * count)
 
     def collect(self, ids: Ids) -> Cohort:
@@ -366,6 +394,9 @@ class Clients:
     def receive(self, ids: Ids) -> Cohort:
         """Return the same as `collect`. The round loop calls this for the cohort, whatever the
         selector declares."""
+        ids = self._checked(ids)
+        if not len(ids):
+            return empty_cohort(self._params, self._engine.trained)
         samples = self._train(ids)
         num_losses = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._context.needs)
         extra_up = self._context.local_algorithm.extra_up * self._trained_bytes
@@ -376,7 +407,8 @@ class Clients:
         self._ledger.uploaded.update(ids.tolist())
         seconds = self._exchange(ids, train=samples, up=bytes_up)
         cohort = self._results.of(ids)
-        return replace(cohort, ids=ids, durations=seconds, samples=None, momentum=None)
+        cohort = replace(cohort, ids=ids, durations=seconds, samples=None, momentum=None)
+        return cohort.with_own_arrays()
 
     def server_has(self, ids: Ids) -> Bools:
         """Return whose whole update the server has already [len(ids)]."""
@@ -402,6 +434,34 @@ class Clients:
                 f"selector.layers={layers}: the model has no such layer, but {self._engine.trained}"
             )
         return names
+
+    def _checked(self, ids: Ids) -> Ids:
+        """Return the ids of a question as int64. Raises `QuestionError` unless they are a
+        one-dimensional array of different clients that are available."""
+        ids = np.asarray(ids)
+        if not ids.size:
+            return np.empty(0, np.int64)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise QuestionError(
+                "a question needs a one-dimensional array of client ids, not an array of "
+                f"{ids.dtype} with shape {list(ids.shape)}; np.flatnonzero(mask) makes ids from a "
+                "mask"
+            )
+        ids = ids.astype(np.int64, copy=False)
+        in_range = (ids >= 0) & (ids < len(self._is_available))
+        if not in_range.all() or not self._is_available[ids].all():
+            unavailable = np.setdiff1d(ids, np.flatnonzero(self._is_available))
+            raise QuestionError(
+                f"a question is for clients that are not available this round: "
+                f"{shorten(str(unavailable.tolist()), 60)}; ask `clients.available` or some of them"
+            )
+        is_asked = np.zeros(len(self._is_available), bool)
+        is_asked[ids] = True
+        if is_asked.sum() < len(ids):
+            raise QuestionError(
+                "a question names a client twice; np.unique(ids) has each client once"
+            )
+        return ids
 
     def _exchange(
         self,
@@ -468,6 +528,7 @@ class Clients:
         losses are added to it.
         """
         self._context.require(Signal.LOSSES)
+        ids = self._checked(ids)
         new = np.array([i for i in ids if int(i) not in reported], np.int64)
         if len(new):
             positions = samples_of(new)
@@ -532,6 +593,8 @@ class Clients:
 
     def _matrices(self, ids: Ids, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the tensors `names` of the updates of `ids`, each as a matrix [len(ids), d]."""
+        if not len(ids):
+            return {name: self._params[name].reshape(1, -1)[:0] for name in names}
         delta = self._results.of(ids).delta
         return {name: delta[name].flatten(1) for name in names}
 

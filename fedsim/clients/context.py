@@ -75,7 +75,11 @@ HIDDEN_SIGNALS = frozenset(
 samples. The server then sees only sums over clients."""
 
 
-class UndeclaredSignalError(FedsimError):
+class QuestionError(FedsimError):
+    """A selector asked clients a question that it must not ask."""
+
+
+class UndeclaredSignalError(QuestionError):
     """A selector requested a signal that is not in its `needs`."""
 
 
@@ -143,7 +147,7 @@ class RoundContext:
         """
         needs = self.needs
         return replace(
-            cohort,
+            cohort.with_own_arrays(),
             delta=cohort.delta if Signal.UPDATES in needs else HiddenUpdates(),
             loss=cohort.loss if Signal.TRAINING_LOSS in needs else None,
             rms_loss=cohort.rms_loss if Signal.SQUARED_LOSS in needs else None,

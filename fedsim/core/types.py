@@ -178,6 +178,16 @@ class Cohort:
                 changes[name] = value[rows]
         return replace(self, **changes)
 
+    def with_own_arrays(self) -> "Cohort":
+        """Return the same cohort with copies of its NumPy arrays, for a user's class that may
+        modify them."""
+        changes: dict[str, Any] = {}
+        for name in CLIENT_FIELDS:
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray):
+                changes[name] = value.copy()
+        return replace(self, **changes)
+
     @staticmethod
     def concat(parts: Sequence["Cohort"]) -> "Cohort":
         """Return all clients of `parts` in order. They must have started from one model.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.clients import Clients
-from fedsim.clients.context import RoundContext, UndeclaredSignalError
+from fedsim.clients.context import QuestionError, RoundContext
 from fedsim.clients.ledger import Ledger
 from fedsim.clients.local_algorithms import LocalAlgorithm, LocalTraining
 from fedsim.clients.local_results import GuardedTensors
@@ -129,7 +129,7 @@ class Simulation:
         """Run the next round and return its record."""
         try:
             return self._round(self.round + 1)
-        except UndeclaredSignalError as error:
+        except QuestionError as error:
             name = type(self.components.selector).__name__
             raise SelectionError(f"round {self.round + 1}: {name}: {error}") from error
 
@@ -239,7 +239,7 @@ class Simulation:
         fault = selection_fault(selection, available, expected_size)
         raise_fault(SelectionError, selector, t, fault)
         check_unmodified(selector, t, *clients.modified)
-        return selection
+        return replace(selection, ids=selection.ids.copy())  # the selector may keep and modify its
 
     def _arrivals(
         self,
@@ -312,7 +312,9 @@ class Simulation:
         start = {name: torch.empty_like(value) for name, value in self.params.items()}
         # copies all tensors in one launch on a GPU, where `clone` would need one for each
         torch._foreach_copy_(list(start.values()), list(self.params.values()))
-        params = aggregator.aggregate(start, replace(cohort, start=start), arrivals.weights)
+        params = aggregator.aggregate(
+            start, replace(cohort.with_own_arrays(), start=start), arrivals.weights
+        )
         check_model(aggregator, t, params, self.params, guarded.modified)
         # in the order of the present model, whatever order the aggregator returned
         return {name: params[name] for name in self.params}
@@ -355,7 +357,7 @@ class Simulation:
             total_weight=lambda: float(raw_weights().sum()),
             gradients=gradients,
         )
-        return self.components.local_algorithm.combine(cohort, training)
+        return self.components.local_algorithm.combine(cohort.with_own_arrays(), training)
 
     def _observe(self, context: RoundContext, cohort: Cohort, params: Params) -> None:
         """Call the selector's `observe` with the updates as they were sent and the new model.

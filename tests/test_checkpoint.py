@@ -166,6 +166,10 @@ def test_a_sweep_that_dies_resumes_with_what_is_not_finished(
 # --- the file ---
 
 
+class OwnTensor(torch.Tensor):
+    """A class of a user."""
+
+
 class Owner:
     """Its module has `Pair`."""
 
@@ -199,6 +203,9 @@ VALUES: list[Any] = [
     torch.ones(2, 3, dtype=torch.float64).T,
     torch.tensor(True),
     torch.zeros(0, 2),
+    torch.ones(2, requires_grad=True),
+    torch.nn.Parameter(torch.ones(2)),
+    torch.nn.Parameter(torch.ones(2), requires_grad=False),
     Pair(np.arange(3), Pair(1, ())),
 ]
 
@@ -208,7 +215,11 @@ def same(one: Any, other: Any) -> bool:
         return isinstance(other, Pair) and same(one.one, other.one) and same(one.other, other.other)
     if isinstance(one, torch.Tensor):
         return (
-            one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+            type(one) is type(other)
+            and one.requires_grad == other.requires_grad
+            and one.dtype == other.dtype
+            and one.stride() == other.stride()
+            and torch.equal(one, other)
         )
     if isinstance(one, np.ndarray):
         return (
@@ -235,6 +246,7 @@ def test_values_come_back_as_they_were(value: Any) -> None:
         (np.ma.masked_array([1, 2], [True, False]), "numpy.ma.MaskedArray"),
         (np.arange(2.0).astype(">f8"), "numpy.ndarray"),
         (torch.eye(2).to_sparse(), "torch.Tensor"),
+        (torch.ones(2).as_subclass(OwnTensor), "tests.test_checkpoint.OwnTensor"),
     ],
 )
 def test_a_value_that_would_not_come_back_as_it_was_is_rejected_with_its_place(

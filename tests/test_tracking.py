@@ -162,6 +162,13 @@ class Exiting(Tracker):
         raise SystemExit(1)
 
 
+class Modifying(Tracker):
+    def log(self, record: Mapping[str, Any]) -> None:
+        assert isinstance(record, dict)
+        record["selected"].clear()
+        record["round"] = 7
+
+
 class Noticing(Tracker):
     notice = "no key"
     num_degraded = 2
@@ -194,6 +201,12 @@ def test_a_tracker_that_fails_is_reported_once_and_does_not_disturb_the_others(
     assert message == f"tracker.x failed and is skipped from here on: {error}"
     assert heard == ["start", "log 1", "log 2", "done"]
     assert degraded == {"x": error}
+
+
+def test_a_tracker_that_modifies_a_record_does_not_disturb_the_others(tmp_path: Path) -> None:
+    heard, degraded = heard_next_to(Modifying, tmp_path)
+    assert heard == ["start", "log 1", "log 2", "done"]
+    assert degraded == {}
 
 
 def test_a_notice_is_shown_once_and_failures_are_counted(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import torch
 
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
+from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.server import Server
+from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort, Params, Selection
 from fedsim.rounds.aggregators import Aggregator, FedAvg
 from fedsim.rounds.availability import Availability
@@ -463,3 +465,26 @@ def test_changed_arrays_of_an_aggregators_cohort_have_no_effect() -> None:
 
     run = simulate(aggregator=Own(renames))
     assert [record.selected for record in run] == [[1, 3], [1, 3]]
+
+
+# --- attributes of classes ---
+
+
+@pytest.mark.parametrize("needs", [Signal.LOSSES, [Signal.LOSSES], None])
+def test_needs_must_be_a_set(needs: Any) -> None:
+    with pytest.raises(TypeError, match=r"Own\.needs must be a set of signals, as in frozenset"):
+        type("Own", (Faulty,), {"needs": needs})
+
+
+def test_state_must_be_a_tuple() -> None:
+    with pytest.raises(TypeError, match=r"Own\.state must be .*: write state = \('counts',\)"):
+        type("Own", (Faulty,), {"state": ("counts")})
+
+
+@pytest.mark.parametrize("answer", [(1.0, None), {"w": torch.zeros(2)}])
+def test_a_local_algorithm_returns_a_correction_or_none(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalAlgorithm, "correction", lambda self, ids, params: answer)
+    with pytest.raises(FedsimError, match="LocalAlgorithm must return a Correction or None from"):
+        simulate().step()

@@ -40,6 +40,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.exact import length, mean_row, row_sums
 from fedsim.core.types import (
     Cohort,
+    Correction,
     Evaluation,
     Exchange,
     Ids,
@@ -558,6 +559,7 @@ class Clients:
                 start = [self._first_model(int(i)) for i in new]
             trained_params = {name: self._params[name] for name in self._engine.trained}
             correction = context.local_algorithm.correction(new, trained_params)
+            _check_correction(context.local_algorithm, correction)
             cohort = self._engine.train(
                 self._params, new, context.round, context.lr, start, correction
             )
@@ -632,3 +634,12 @@ class Clients:
         with self._timer("ask"):
             numbers = list(answers)
             return np.array(torch.stack(numbers).tolist()) if numbers else np.empty(0)
+
+
+def _check_correction(algorithm: object, correction: object) -> None:
+    """Raise `FedsimError` unless a local algorithm has returned a `Correction` or None."""
+    if not isinstance(correction, Correction | None):
+        raise FedsimError(
+            f"{type(algorithm).__name__} must return a Correction or None from `correction`, not "
+            f"{type(correction).__name__}"
+        )

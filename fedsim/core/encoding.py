@@ -57,9 +57,12 @@ def encode(
         for key, item in value.items():
             pairs.append([inner(key, f"{where} key"), inner(item, f"{where}[{key!r}]")])
         return {"dict": pairs}
-    if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
+    if kind in (Tensor, torch.nn.Parameter) and _is_dense(value):
         name, axes = _store(value.detach(), tensors)
-        return {"tensor": [name, axes, value.device.type == "cpu"]}
+        place = [name, axes, value.device.type == "cpu"]
+        if kind is torch.nn.Parameter:
+            return {"parameter": [*place, value.requires_grad]}
+        return {"trained" if value.requires_grad else "tensor": place}
     if isinstance(value, np.generic) and _fits_torch(value.dtype):
         return {"scalar": _store(torch.from_numpy(np.array(value)), tensors)}
     if kind in (np.ndarray, np.memmap) and _fits_torch(value.dtype):  # not masked, no matrix
@@ -82,6 +85,10 @@ def encode(
         "lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors, "
         "dataclasses of these)"
     )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def decode(
@@ -109,9 +116,12 @@ def decode(
         return CONTAINERS[kind](inner(content))
     if kind == "deque":
         return deque(*inner(content))
-    if kind == "tensor":
-        name, axes, is_on_cpu = content
-        return _load(tensors, name, axes).to("cpu" if is_on_cpu else device)
+    if kind in ("tensor", "trained", "parameter"):
+        name, axes, is_on_cpu, *requires_grad = content
+        tensor = _load(tensors, name, axes).to("cpu" if is_on_cpu else device)
+        if kind == "parameter":
+            return torch.nn.Parameter(tensor, *requires_grad)
+        return tensor.requires_grad_(kind == "trained")
     if kind == "array":
         return _load(tensors, *content).numpy()
     if kind == "scalar":

@@ -44,6 +44,16 @@ class Stateful:
     state: ClassVar[tuple[str, ...]] = ()
     """Names of these attributes: everything that an exact resume has to restore."""
 
+    def __init_subclass__(cls) -> None:
+        """Raise `TypeError` for a `state` that is a text: ("counts") is not a tuple."""
+        super().__init_subclass__()
+        state: object = cls.state
+        if isinstance(state, str):
+            raise TypeError(
+                f"{cls.__name__}.state must be a tuple of names, not a text: write "
+                f"state = ({state!r},)"
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Return a deep copy of the attributes named in `state`."""
         return {name: copy.deepcopy(getattr(self, name)) for name in self.state}

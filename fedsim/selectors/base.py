@@ -177,9 +177,16 @@ class Selector(Stateful, ABC):
     def __init_subclass__(cls) -> None:
         """Set `sampling` to None in a class that overrides the selection but not `sampling`.
 
-        Otherwise the class would inherit a statement about its parent's way of selection.
+        Otherwise the class would inherit a statement about its parent's way of selection. Raises
+        `TypeError` if `needs` is no set of signals.
         """
         super().__init_subclass__()
+        needs = vars(cls).get("needs", frozenset())
+        if not isinstance(needs, property | frozenset | set):
+            raise TypeError(
+                f"{cls.__name__}.needs must be a set of signals, as in frozenset({{Signal.LOSSES}})"
+                f", not {type(needs).__name__}"
+            )
         overrides = {"select", "cohort_size"} & vars(cls).keys()
         if overrides and "sampling" not in vars(cls):
             cls.sampling = None  # type: ignore[method-assign, assignment]

@@ -5,6 +5,7 @@ for each run and calls its methods. The files of a run are the authoritative rec
 be absent, slow or failing without an effect on the run.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -88,6 +89,11 @@ class Tracker:
         """End, because the run has ended; `summary["status"]` is its outcome."""
 
 
+def _copy_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a record, whose values are numbers, texts, and lists of them."""
+    return {name: copy.copy(value) for name, value in record.items()}
+
+
 def require(package: str, extra: str) -> None:
     """Raise `ConfigError` if a tracker's `package` is not installed. It is not imported.
 
@@ -101,8 +107,9 @@ def require(package: str, extra: str) -> None:
 class Trackers:
     """Several trackers as one. `make` makes each by its name in the config.
 
-    It has the methods of a tracker, and passes each call on. A tracker that raises an error is
-    reported once and skipped from then on; the run continues.
+    It has the methods of a tracker, and passes each call on. Each tracker gets its own copy of a
+    record or summary, which it may modify. A tracker that raises an error is reported once and
+    skipped from then on; the run continues.
     """
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Tracker]) -> None:
@@ -125,11 +132,11 @@ class Trackers:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Pass on the record of a round."""
-        self._each(lambda tracker: tracker.log(record))
+        self._each(lambda tracker: tracker.log(_copy_of(record)))
 
     def replay(self, record: Mapping[str, Any]) -> None:
         """Pass on the record of a round of an earlier process."""
-        self._each(lambda tracker: tracker.replay(record))
+        self._each(lambda tracker: tracker.replay(_copy_of(record)))
 
     def message(self, text: str) -> None:
         """Pass on a line of text."""
@@ -140,7 +147,7 @@ class Trackers:
         ended: list[Tracker] = []
 
         def end(tracker: Tracker) -> None:
-            tracker.finish(summary)
+            tracker.finish(copy.deepcopy(summary))
             ended.append(tracker)
 
         try:

@@ -132,6 +132,10 @@ def value_of(value: Any) -> dict[str, Any]:
         ({"selector": object()}, "must be a class"),
         ({"selector": partial(Kept, "uniform")}, "give them by keyword"),
         ({"selector": partial(Kept, mode="uniform", size=3)}, "selector.size: is not a known key"),
+        (
+            {"selector": partial(Given, valu=1)},
+            r"valu: is not .*\n.*did you mean selector\.value\?",
+        ),
         ({"engine": Kept}, "engine=.*takes no class"),
         ({"partition": partial(Kept, mode="uniform")}, "partition._target_"),
         (value_of(np.eye(1)), r"selector\.value=.*is a ndarray; .*\n.*array\.tolist\(\)"),
@@ -155,6 +159,8 @@ def test_a_class_takes_the_place_of_what_words_and_presets_choose() -> None:
         compose([*WORDS, *words], aggregator=FED_AVG_M)
     keys = [problem.key for problem in refused.value.problems]
     assert keys == ["aggregator", "aggregator.lr", "aggregator.momentum"]
+    with pytest.raises(ConfigError, match=r"selector\.value: has no effect: a class takes"):
+        compose([*WORDS, "selector.value=1"], selector=partial(Given, value=1))  # random has none
     words = ["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "seed=0"]
     plans = compose(words, selector=partial(Kept, mode="uniform"), aggregator=FED_AVG_M)
     assert [plan.config["aggregator"]["momentum"] for plan in plans] == [

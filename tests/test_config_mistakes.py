@@ -21,7 +21,7 @@ from fedsim.selectors.random import Random
 from tests.run_toys import Run, refused, shell
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _conf() -> Iterator[None]:
     with search_path():
         yield

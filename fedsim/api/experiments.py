@@ -13,7 +13,7 @@ from typing import cast
 
 from hydra.core.global_hydra import GlobalHydra
 
-from fedsim.api.parts import Part, is_lasting, with_parts
+from fedsim.api.parts import Part, check_overrides, is_lasting, with_parts
 from fedsim.api.results import RunFailedError, RunResult, SweepResult, TemporaryFolder
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
@@ -59,6 +59,7 @@ def compose(
     text = "must be a list of words such as 'selector=oort'"
     remedy = "run_experiment runs a Plan, run_sweep a list"
     check(rule(is_words, "overrides", ..., text, remedy))
+    check_overrides(overrides, parts)
     hydra_before = GlobalHydra.instance().hydra
     try:
         with search_path(None if config_dir is None else str(config_dir)):

@@ -13,7 +13,7 @@ by another one (`is_lasting`).
 import functools
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,21 +32,26 @@ Part = Callable[..., Any]
 values by keyword."""
 
 
-def with_parts(job: ComposedJob, parts: Mapping[str, Part]) -> ComposedJob:
-    """Return a copy of `job` in which each class of `parts` takes the place of its group's choice.
-
-    The keys of `parts` are config groups. Raises `ConfigError` for a group that takes no class, for
-    a part that is neither a class nor a function, for values that a config cannot hold, and for
-    overrides of a group whose choice is replaced (`selector=gpfl`, `selector.alpha=1`).
-    """
+def check_overrides(words: Sequence[str], parts: Mapping[str, Part]) -> None:
+    """Raise `ConfigError` for overrides of a config group whose choice one of `parts` replaces:
+    `selector=gpfl`, `selector.alpha=1`."""
     remedy = "give its values with it: functools.partial(..., key=value)"
     problems = []
-    for key in sorted(job.typed):
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
         group = re.split(r"[./@]", key)[0]  # of selector.alpha and selector/sketch: selector
         if group in parts:
             text = f"has no effect: a class takes the place of {group}"
             problems.append(Problem(key, ..., text, remedy))
     check(*problems)
+
+
+def with_parts(job: ComposedJob, parts: Mapping[str, Part]) -> ComposedJob:
+    """Return a copy of `job` in which each class of `parts` takes the place of its group's choice.
+
+    The keys of `parts` are config groups. Raises `ConfigError` for a group that takes no class, for
+    a part that is neither a class nor a function, and for values that a config cannot hold.
+    """
     config, choices = dict(job.config), dict(job.choices)
     for group, part in parts.items():
         if group not in BASES:

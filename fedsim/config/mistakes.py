@@ -145,7 +145,7 @@ def explained(problems: Sequence[Problem], job: ComposedJob) -> list[Problem]:
     explanations = []
     for problem in problems:
         key, value = problem.key, problem.value
-        if problem.rule == UNKNOWN_KEY:
+        if problem.rule == UNKNOWN_KEY and not _is_of_class(key, job):
             problem = _explained_key(key, job)
         elif isinstance(value, str) and key in job.files.groups and job.config.get(key) == value:
             remedy = f"choose it in the file's defaults list: `- override /{key}: {value}`"
@@ -156,6 +156,12 @@ def explained(problems: Sequence[Problem], job: ComposedJob) -> list[Problem]:
             problem = replace(problem, remedy=f"quote a text: {example}")
         explanations.append(problem)
     return explanations
+
+
+def _is_of_class(key: str, job: ComposedJob) -> bool:
+    """Return whether a class from Python has taken the place of the choice in the key's group."""
+    group = key.partition(".")[0]
+    return group in job.choices and not job.files.has(group, job.choices[group])
 
 
 def _explained_key(key: str, job: ComposedJob) -> Problem:

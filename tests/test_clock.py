@@ -291,6 +291,37 @@ def test_presence_repeats_after_its_period(now: float, remaining: list[float]) -
     assert devices.presence.remaining(now).tolist() == remaining
 
 
+@pytest.mark.parametrize("start", [0.0, 1e4, 1e7, 1e9, 1e12])
+@pytest.mark.parametrize(
+    ("interval", "period"), [([0, 30.3], 86.4), ([0.1, 0.7], 1.1), ([5, 86.4], 86.4)]
+)
+def test_a_client_has_left_at_the_end_of_its_interval_however_it_is_rounded(
+    interval: list[float], period: float, start: float
+) -> None:
+    """The server waits until the client leaves, as in a round in which its update is late."""
+    clock = fixed_clock(1, presence=(period, [[interval]]))
+    presence = clock.devices.presence
+    assert presence is not None
+    rng = np.random.default_rng(0)
+    middle = sum(interval) / 2
+    for _ in range(500):
+        begin = start + period * int(rng.integers(1000)) + middle * rng.random()
+        end = begin + float(presence.remaining(begin)[0])
+        assert clock.present(end) == [False]
+
+
+def test_the_clock_does_not_stop_if_all_clients_leave() -> None:
+    """Every training takes 301 s, so that the client leaves before. Its interval and the idle
+    rounds last 30.3 s and 60 s, and the sum of many rounds is rounded."""
+    slow = {"forward": [100.0], "down": [1.0], "up": [1.0]}
+    run = simulate(Asking([0]), presence=(86.4, [[[0, 30.3]]] * 3), devices=slow)
+    records = [run.step() for _ in range(200)]
+    for record in records:
+        assert record.simulated_seconds is not None
+        assert record.simulated_seconds > 1e-6
+    assert sum(len(record.selected) for record in records) > 50
+
+
 class WithoutClient0(Availability):
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
         return np.arange(num_clients) > 0

@@ -7,6 +7,7 @@ each device. A table may use the names of FedScale's traces in place of fedsim's
 """
 
 import csv
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ SPEEDS = {
 directions."""
 PRESENCE = ("active", "inactive", "finish_time")
 """Columns that say when a device can be reached; a table has all of them or none."""
+SHORTEST_PRESENCE = 1e-6
+"""Seconds before the end of an interval from which a client counts as gone."""
 Sigma = Annotated[float, Interval(ge=0, le=10)]
 """The standard deviation of the logarithm of a log-normal number."""
 
@@ -60,7 +63,11 @@ class Presence:
         seconds = np.zeros(len(self.periods))
         for client, period in enumerate(self.periods.tolist()):
             seconds[client] = _remaining(self.intervals[client], period, now % period)
-        return seconds
+        # `now` is a rounded sum. A round that ends because its clients leave may therefore end
+        # slightly before their interval does. If they could still be reached, the next round
+        # would select them and end at once, and the clock would stop.
+        tolerance = max(SHORTEST_PRESENCE, 4 * math.ulp(now))
+        return np.where(seconds > tolerance, seconds, 0.0)
 
 
 def _remaining(intervals: Floats, period: float, now: float) -> float:

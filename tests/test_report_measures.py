@@ -104,6 +104,35 @@ def test_missing_rounds_cost_the_mean_after_the_start_up(tmp_path: Path) -> None
     assert find_measure("choosing_seconds_200")(run) == 2 * (14 + 198 * 2)
 
 
+@pytest.mark.parametrize(
+    ("start_up_rounds", "start_up_cost", "cost_a_round"),
+    [
+        (1, 9.0, 1.5),  # rounds 1 to 3, of which clients could be reached only in round 3
+        (3, 9.0, 1.5),
+        (4, 10.0, 2.0),  # a start-up that is counted from round 1
+        (0, 0.0, 2.4),
+    ],
+)
+def test_a_start_up_includes_the_first_round_with_clients(
+    start_up_rounds: int, start_up_cost: float, cost_a_round: float, tmp_path: Path
+) -> None:
+    write_run(
+        tmp_path,
+        [0.1] * 5,
+        [[], [], [2], [3], [0]],
+        columns={"train_samples": [0, 0, 9, 1, 2]},
+        summary={"start_up_rounds": start_up_rounds},
+    )
+    run = only_run(tmp_path)
+    assert measures.start_up_cost(run, ["train_samples"]) == start_up_cost
+    assert measures.cost_a_round(run, ["train_samples"]) == cost_a_round
+
+
+def test_a_run_whose_clients_could_never_be_reached_is_all_start_up(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1] * 2, [[], []], summary={"start_up_rounds": 1})
+    assert math.isnan(find_measure("start_up:bytes_up")(only_run(tmp_path)))
+
+
 def test_without_a_start_up_missing_rounds_cost_the_mean_of_all(tmp_path: Path) -> None:
     run = run_with_start_up(tmp_path, 0)
     assert measures.cost_of_rounds(run, ["seconds_train"]) == 200 * 4.0

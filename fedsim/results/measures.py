@@ -242,6 +242,19 @@ def total_cost(run: Run, names: Sequence[str]) -> float:
     return float(spent(run, names).sum())
 
 
+def start_up_end(run: Run) -> int | None:
+    """Return the last round of the start-up: 0 without one, None if it was not recorded.
+
+    Methods start up with clients. If nobody could be reached in the start-up rounds, the start-up
+    ends with the first round in which a client sent or received something.
+    """
+    if not run.start_up_rounds:
+        return run.start_up_rounds
+    has_clients = spent(run, BYTES) > 0
+    first = int(np.argmax(has_clients)) + 1 if has_clients.any() else run.rounds.num
+    return max(run.start_up_rounds, first)
+
+
 def start_up_cost(run: Run, names: Sequence[str]) -> float:
     """Return the sum of quantities over the start-up rounds.
 
@@ -250,13 +263,13 @@ def start_up_cost(run: Run, names: Sequence[str]) -> float:
     """
     if math.isnan(cost_a_round(run, names)):
         return math.nan
-    return float(spent(run, names)[: run.start_up_rounds].sum())
+    return float(spent(run, names)[: start_up_end(run)].sum())
 
 
 def cost_a_round(run: Run, names: Sequence[str]) -> float:
     """Return the mean cost of a round after the start-up rounds; nan as for `start_up_cost`."""
     costs = spent(run, names)
-    start = run.start_up_rounds
+    start = start_up_end(run)
     return math.nan if start is None or len(costs) <= start else float(costs[start:].mean())
 
 

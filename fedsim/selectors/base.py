@@ -169,7 +169,8 @@ class Selector(Stateful, ABC):
     instruction set."""
     start_up_rounds = 0
     """Number of initial rounds whose cost differs from the cost of later rounds. Only later rounds
-    are extrapolated to longer runs."""
+    are extrapolated to longer runs. If no client can be reached in the initial rounds, reports take
+    the start-up to end with the first round with clients."""
     pair_bytes = 0
     """Bytes for each of the N^2 pairs of clients in the tables [N, N] that the method holds at its
     peak. fedsim rejects a config whose tables take more than 16 GiB."""

@@ -32,6 +32,7 @@ from fedsim.core.record import CLIENT_ACCURACY, FINAL_WINDOW
 from fedsim.report.command import report
 from fedsim.report.summary import read_summary_file
 from fedsim.results.archive import RUN_COLUMNS, read_archive, rounds_in, write_archive
+from fedsim.results.measures import start_up_end
 from fedsim.results.reading import FINAL
 from fedsim.results.runs import ReportError, Run, read_runs
 from scripts.reproduction import pages, verdicts
@@ -134,7 +135,7 @@ def thin(run: Run, folder: str) -> Run:
         elif name in NOT_SHIPPED or (folder in MANY_RUNS and NOT_IN_MANY_RUNS.match(name)):
             del columns[name]
         elif name.startswith("seconds_") and folder not in ABOUT_TIME:
-            columns[name] = smooth(np.array(columns[name]), run.start_up_rounds or 0).tolist()
+            columns[name] = smooth(np.array(columns[name]), start_up_end(run) or 0).tolist()
     rows = pa.table(columns)
     archived = {name: getattr(run, name) for name in RUN_COLUMNS}
     if run.client_accuracies is not None:
@@ -142,7 +143,7 @@ def thin(run: Run, folder: str) -> Run:
     return replace(run, archived=archived | {"rows": rows, "rounds": rounds_in(rows)})
 
 
-def smooth(seconds: Floats, start_up_rounds: int) -> Floats:
+def smooth(seconds: Floats, end_of_start_up: int) -> Floats:
     """Replace seconds [T] by their means over the start-up, the rest of 200 rounds, and later ones.
 
     The slowest round keeps its seconds, which a table shows.
@@ -150,7 +151,7 @@ def smooth(seconds: Floats, start_up_rounds: int) -> Floats:
     smoothed = seconds.copy()
     rounds = np.arange(len(seconds))
     is_slowest = rounds == np.argmax(seconds)
-    period = (rounds >= start_up_rounds).astype(int) + (rounds >= TIMED_ROUNDS)
+    period = (rounds >= end_of_start_up).astype(int) + (rounds >= TIMED_ROUNDS)
     for number in np.unique(period):
         chosen = (period == number) & ~is_slowest
         smoothed[chosen] = seconds[chosen].mean() if chosen.any() else 0.0

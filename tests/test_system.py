@@ -204,6 +204,12 @@ BAD_TABLES = [
     (f"{PRESENCE}1,1,0;5,4,9\n", "active has 2 numbers and inactive 1"),
     (f"{PRESENCE}1,1,0;5,6;9,9\n", "must rise strictly"),
     (f"{PRESENCE}1,1,0,10,9\n", "[0, finish_time=9]"),
+    (
+        "computation,communication,finish_time,active,inactive\n1,1,9,0,5\n1,1,9\n",
+        "line 3: has fewer cells than the header, 5",
+    ),
+    (f"{PRESENCE}1,1,0;a,5;6,9\n", "line 2: active must be a list of numbers, not 'a'"),
+    (f"{PRESENCE}1,1,0,[5 s],9\n", "line 2: inactive must be a list of numbers, not 's'"),
 ]
 
 

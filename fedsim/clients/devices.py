@@ -151,6 +151,8 @@ def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
                         f"has more cells than the header, {len(names)} (a comma in a cell needs "
                         "quotes)"
                     )
+                if None in row.values():  # csv puts it in place of the cells that a line lacks
+                    raise ValueError(f"has fewer cells than the header, {len(names)}")
                 speeds.append([_positive(row, column) for column in columns])
                 if "client_id" in names:
                     client = _id(row)
@@ -194,7 +196,7 @@ def _columns(path: Path, names: list[str]) -> list[str]:
 
 def _positive(row: Mapping[str, Any], name: str) -> float:
     """Return the number in the column `name`. Raises ValueError unless it is finite and > 0."""
-    text = (row[name] or "").strip()  # None if the row is too short
+    text = row[name].strip()
     try:
         value = float(text)
     except ValueError:
@@ -206,7 +208,7 @@ def _positive(row: Mapping[str, Any], name: str) -> float:
 
 def _id(row: Mapping[str, Any]) -> int:
     """Return the client id of a row. Raises ValueError if it is no integer >= 0."""
-    text = (row["client_id"] or "").strip()
+    text = row["client_id"].strip()
     # 18 digits always fit into 64 bits
     if not re.fullmatch(r"\d{1,18}", text):
         raise ValueError(f"client_id={text!r} must be an integer >= 0")
@@ -235,9 +237,18 @@ def _intervals(row: Mapping[str, Any], period: float) -> Floats:
 
 
 def _numbers(row: Mapping[str, Any], name: str) -> Floats:
-    """Return the list of numbers in a cell, such as `[0, 10.5]` or `0;10.5`; none for `[]`."""
-    text = (row[name] or "").strip("[]() ")
-    return np.array(re.split(r"[;,\s]+", text) if text else [], dtype=np.float64)
+    """Return the list of numbers in a cell, such as `[0, 10.5]` or `0;10.5`; none for `[]`.
+
+    Raises ValueError with the first word that is no number.
+    """
+    text = row[name].strip("[]() ")
+    numbers = []
+    for word in re.split(r"[;,\s]+", text) if text else []:
+        try:
+            numbers.append(float(word))
+        except ValueError as error:
+            raise ValueError(f"{name} must be a list of numbers, not {word!r}") from error
+    return np.array(numbers, dtype=np.float64)
 
 
 def _error(path: Path, reason: str) -> ConfigError:

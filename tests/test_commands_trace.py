@@ -91,6 +91,18 @@ def test_intervals_that_a_table_cannot_have_are_mended() -> None:
     assert intervals_of([1, 2], [9, 3]) == ("1", "9", True)
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_table_has_all_digits_of_a_trace() -> None:
+    """With 16 digits the end of the interval would be 39.83418609644475, after the period."""
+    period = 39.834186096444746
+    save("behaviour", {0: {"active": [0.1], "inactive": [50], "finish_time": period}})
+    assert trace("capacity", "behaviour") == 0
+    presence = read_table(Path("devices.csv"))[0].presence
+    assert presence is not None
+    assert presence.intervals[0].tolist() == [[0.1, period]]
+    assert presence.periods[0] == period
+
+
 class Calls:
     """An object whose pickle calls a function."""
 

@@ -122,7 +122,7 @@ def rows(
             device, behaviour = presences[client % len(presences)]
             period = _positive(behaviour, "finish_time", f"device {device}")
             intervals, is_changed = _intervals(behaviour, period, f"device {device}")
-            cells += [";".join(f"{interval[end]:.16g}" for interval in intervals) for end in (0, 1)]
+            cells += [";".join(repr(interval[end]) for interval in intervals) for end in (0, 1)]
             cells.append(period)
         yield cells, is_changed
 

@@ -345,12 +345,39 @@ def test_devices_depend_only_on_the_seed() -> None:
     assert speeds() != speeds("seed=1")
 
 
-def test_a_rule_about_the_clients_to_select_names_their_number() -> None:
+@pytest.mark.parametrize(
+    ("over_selection", "rule"),
+    [
+        (1, "must lie in [cohort_size=2, num_clients=6]"),
+        (
+            1.5,
+            "must lie in [cohort_size=3, num_clients=6] "
+            "(system.over_selection makes cohort_size=2 into 3)",
+        ),
+    ],
+)
+def test_a_rule_about_the_clients_to_select_says_where_their_number_comes_from(
+    over_selection: float, rule: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(
             "selector=power_of_choice",
             "selector.num_candidates=1",
             *CLOCK,
-            "system.over_selection=1.5",
+            f"system.over_selection={over_selection}",
         )
-    assert caught.value.problems[0].rule == "must lie in [cohort_size=3, num_clients=6]"
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.rule) == ("selector.num_candidates", rule)
+
+
+def test_a_rule_of_something_else_does_not_mention_over_selection() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan("selector=top_loss", "selector.count=7", *CLOCK)
+    assert caught.value.problems[0].rule == "must lie in [1, num_clients=6]"
+
+
+def test_too_large_schedules_say_where_the_number_of_clients_comes_from() -> None:
+    large = plan(*CLOCK, "local.steps=1000000", "local.epochs=null", "local.batch_size=1000")
+    message = r"cohort_size=3 clients .*\(system\.over_selection makes cohort_size=2 into 3\)"
+    with pytest.raises(ConfigError, match=message):
+        build(large)

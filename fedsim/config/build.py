@@ -16,7 +16,9 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
@@ -89,6 +91,27 @@ def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
     rules.
     """
     return construct(resolve(node, base, key), _values(node), key, *passed)
+
+
+@contextmanager
+def over_selection_explained(cohort_size: int, num_selected: int) -> Iterator[None]:
+    """Add the origin of `num_selected` to the rules that name it, in a `ConfigError` of the body.
+
+    With over-selection, selectors get the number of clients to select as their cohort size. It is
+    not the `cohort_size` of the config.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if num_selected == cohort_size:
+            raise
+        origin = f"(system.over_selection makes cohort_size={cohort_size} into {num_selected})"
+        problems = []
+        for problem in error.problems:
+            if f"cohort_size={num_selected}" in problem.rule:
+                problem = replace(problem, rule=f"{problem.rule} {origin}")
+            problems.append(problem)
+        raise ConfigError(problems) from error
 
 
 def construct(constructor: Callable[..., T], values: Node, key: str, *passed: Any) -> T:

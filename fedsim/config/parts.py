@@ -19,7 +19,12 @@ from fedsim.clients.behaviour import ClientBehaviour
 from fedsim.clients.context import CLOCK_SIGNALS, HIDDEN_SIGNALS, Signal
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import System
-from fedsim.config.build import ProblemCollector, inspect_node, instantiate
+from fedsim.config.build import (
+    ProblemCollector,
+    inspect_node,
+    instantiate,
+    over_selection_explained,
+)
 from fedsim.config.plan import Plan
 from fedsim.core.errors import Problem, check, rule
 from fedsim.core.rng import Streams
@@ -214,7 +219,8 @@ def _check_selector(plan: Plan, components: Mapping[str, Any], collector: Proble
         num_selected = system.num_selected(settings.cohort_size, num_clients)
     sizes = np.ones(num_clients, np.int64)
     population = Population(sizes, num_selected, settings.num_rounds)
-    selector = instantiate(node, Selector, "selector", population)
+    with over_selection_explained(settings.cohort_size, num_selected):
+        selector = instantiate(node, Selector, "selector", population)
     name = type(selector).__name__
     text = "must call super().__init__(population) in its __init__"
     server = plan.server

@@ -24,7 +24,7 @@ from fedsim.clients.context import LabelledSamples, Signal
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.server import ServerData
 from fedsim.clients.system import SimulatedClock, System
-from fedsim.config.build import instantiate, resolve
+from fedsim.config.build import instantiate, over_selection_explained, resolve
 from fedsim.config.plan import Plan
 from fedsim.config.settings import LocalSettings, RunSettings
 from fedsim.config.user_code import user_code
@@ -223,7 +223,8 @@ def components_of(
     client_data = replace(client_data, true_y=data.y, augment=data.augment)
     partial = (local.partial_rate or 0.0, local.partial_draw == "client")
     work = LocalWork(local.epochs, local.steps, local.batch_size, *partial)
-    check(work.too_large(division.sizes, num_selected))
+    with over_selection_explained(settings.cohort_size, num_selected):
+        check(work.too_large(division.sizes, num_selected))
     total_steps = settings.num_rounds * work.median_steps(division.train)
     check(*model_problems(model, client_data))
     workload = Workload(model, client_data, optimizer, total_steps)
@@ -239,7 +240,8 @@ def components_of(
     # Rounds have the keys from 1 on.
     stream = streams.generator(Purpose.AVAILABILITY)
     availability.begin(population.sizes, division.histograms, stream)
-    selector = _part(config, "selector", Selector, population)
+    with over_selection_explained(settings.cohort_size, num_selected):
+        selector = _part(config, "selector", Selector, population)
     unfit = selector.unfit_for(trained)
     if unfit is not None:
         check(unfit.within("selector"))

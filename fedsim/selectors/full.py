@@ -9,7 +9,8 @@ from fedsim.selectors.base import Clients, Generator, Sampling, Selection, Selec
 class Full(Selector):
     """Selects all available clients in every round (the "FedAvg" of FedABC's comparison).
 
-    `cohort_size` has no effect.
+    `cohort_size` has no effect without over-selection. With it, only the first `cohort_size`
+    updates count.
     """
 
     adaptive = True

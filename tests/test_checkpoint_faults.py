@@ -19,7 +19,7 @@ import pytest
 from fedsim.config.compose import search_path
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.jobs.cli import run
-from fedsim.results.files import MODEL, NEWEST, PARTITION, PREVIOUS
+from fedsim.results.files import MODEL, NEWEST, PARTITION, PREVIOUS, TRACE, RunFolder
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY, read_summary
 from fedsim.running.outcome import outcome_on_file
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
@@ -81,6 +81,61 @@ def test_without_a_sound_checkpoint_they_are_set_aside_and_the_run_starts_anew(
     for name in ("checkpoint.damaged.safetensors", "checkpoint.previous.damaged.safetensors"):
         assert (folder / name).exists()
         assert f"set aside as {name}\n" in printed
+
+
+def cut_trace(trace: bytes) -> bytes:
+    return trace[: len(trace) // 2]
+
+
+def renumber_trace(trace: bytes) -> bytes:
+    return trace.replace(b'"round": 2', b'"round": 7')
+
+
+def break_trace(trace: bytes) -> bytes:
+    return trace.replace(b'{"round": 2', b'["round": 2')
+
+
+@pytest.mark.parametrize("harm", [cut_trace, renumber_trace, break_trace, None])
+def test_a_run_whose_trace_was_damaged_starts_anew(
+    harm: Callable[[bytes], bytes] | None,
+    killed: Any,
+    rounds: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`None` deletes the trace."""
+    words = ["selector=linucb", "checkpoint.every=2"]
+    assert run([*WORDS, *words, "output_dir=whole"]) == 0
+    killed(*words, before=4)
+    trace = folder_in("outputs") / TRACE
+    if harm is None:
+        trace.unlink()
+    else:
+        trace.write_bytes(harm(trace.read_bytes()))
+    rounds.clear()
+    assert run([*WORDS, *words]) == 0
+    assert rounds[0] == 1
+    assert "trace.jsonl" in capsys.readouterr().err
+    assert trace.read_bytes() == (folder_in("whole") / TRACE).read_bytes()
+
+
+def test_a_run_resumes_from_the_checkpoint_whose_trace_is_there(
+    killed: Any, rounds: list[int]
+) -> None:
+    words = ["selector=linucb", EVERY]
+    assert run([*WORDS, *words, "output_dir=whole"]) == 0
+    killed(*words)
+    trace = folder_in("outputs") / TRACE
+    trace.write_bytes(b"".join(trace.read_bytes().splitlines(keepends=True)[:3]))
+    rounds.clear()
+    assert run([*WORDS, *words]) == 0
+    assert rounds == [3, 4, 5, 6, 7, 8]
+    assert trace.read_bytes() == (folder_in("whole") / TRACE).read_bytes()
+
+
+def test_a_file_of_records_is_never_extended(tmp_path: Path) -> None:
+    (tmp_path / TRACE).write_bytes(b"short")
+    RunFolder(tmp_path).reopen({TRACE: 99})
+    assert (tmp_path / TRACE).read_bytes() == b"short"
 
 
 # --- finished runs that are damaged ---

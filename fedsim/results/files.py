@@ -102,14 +102,15 @@ class RunFolder:
 
     def reopen(self, lengths: Mapping[str, int]) -> None:
         """Resume a run that has not ended: cut files of records to `lengths` (bytes), and delete
-        what is written when a run ends."""
+        what is written when a run ends. A shorter file stays as it is."""
         refuse_links(self.path)
         with _write_errors_explained(self.path):
             self._delete(SUMMARY, MODEL, CLIENTS, ERROR)
             for name in (METRICS, TRACE):
                 if (self.path / name).exists():
                     with open_no_link(self.path / name, "rb+") as file:
-                        file.truncate(lengths.get(name, 0))
+                        size = os.fstat(file.fileno()).st_size
+                        file.truncate(min(lengths.get(name, 0), size))
 
     def _delete(self, *names: str) -> None:
         """Delete files, what a killed process may have left, and what trackers wrote: they get the

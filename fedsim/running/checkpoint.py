@@ -24,7 +24,7 @@ from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.encoding import dataclasses_known_to, decode, encode
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.record import Record
-from fedsim.results.files import NEWEST, PREVIOUS, RunFolder, json_ready
+from fedsim.results.files import NEWEST, PREVIOUS, TRACE, RunFolder, json_ready
 from fedsim.results.reading import METRICS, Rounds, check_rounds, read_metrics, read_summary
 from fedsim.running.assembly import Experiment
 from fedsim.running.checkpoint_file import CheckpointError, checkpoint_content, pack, unpack
@@ -189,7 +189,25 @@ class Checkpoints:
         check_rounds(Rounds.of(records), self.config, {"status": "preempted"})
         if len(records) != last_round:
             raise CheckpointError(f"{METRICS} lacks rounds that it needs")
+        # 3. Check that the selector's trace of these rounds is there.
+        self._check_trace(checkpoint.lengths.get(TRACE, 0), last_round)
         return checkpoint, [Record(**record) for record in records]
+
+    def _check_trace(self, length: int, last_round: int) -> None:
+        """Raise `CheckpointError` if the first `length` bytes of the trace are not those written.
+
+        A round that the selector did not observe has no line. So the rounds must only ascend.
+        """
+        path = self.folder.path / TRACE
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
+            raise CheckpointError(f"{TRACE} lacks rounds that it needs")
+        previous_round = 0
+        for line in read_metrics(self.folder.path, TRACE, length, whole=True):
+            round = line.get("round")
+            if type(round) is not int or not previous_round < round <= last_round:
+                raise CheckpointError(f"{TRACE} has round {round} after round {previous_round}")
+            previous_round = round
 
     def delete(self) -> None:
         """Delete the checkpoints of a run that has ended for good, as far as possible."""

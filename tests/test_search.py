@@ -17,7 +17,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from fedsim.config.command_line import read_command_line
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.words import parse
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, Problem
 from fedsim.jobs import cli
 from fedsim.jobs.prepare import compose_words
 from fedsim.rounds.loop import Simulation
@@ -232,6 +232,30 @@ def test_the_same_search_makes_the_same_trials_from_its_folders(
         "own",
     )
     assert {s["status"] for s in summaries()} <= {"done", "interrupted"}
+
+
+JOINTLY_INVALID = ("aggregator=by_size,krum", "secure_aggregation=null,true")
+"""A search space in which the values krum and true are not valid together."""
+
+
+def test_a_search_skips_a_trial_whose_values_are_not_valid_together(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*FEW[:-1], "cohort_size=5"]
+    assert command.run([*JOINTLY_INVALID, "trials=8", *words]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"trial (\d): not valid: .*krum", out)
+    assert re.search(r"[1-7] of 8 trials to the end, 0 pruned, 0 failed, [1-7] not valid", out)
+    assert "trial 8 of 8" in out
+
+
+def test_a_search_without_a_valid_trial_ends_with_the_problems() -> None:
+    def plans_of(params: Any) -> Any:
+        raise ConfigError([Problem("aggregator", params["aggregator"], "must be another")])
+
+    space = space_of(parse(["aggregator=krum,median"]))
+    with pytest.raises(ConfigError, match="must be another"):
+        study.search(space, SearchSettings(trials=4), plans_of, 4)
 
 
 FAILING = """

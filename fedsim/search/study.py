@@ -175,9 +175,9 @@ def _distribution(override: Override) -> Axis:
 class Result:
     """The result of a trial.
 
-    `status` is done, pruned, diverged or failed. `accuracy` is the mean of the final accuracies
-    over the seeds, None unless the trial is done. `rounds` is the number of rounds of its first
-    run. `reason` says which run has failed, and why.
+    `status` is done, pruned, diverged, failed or invalid. `accuracy` is the mean of the final
+    accuracies over the seeds, None unless the trial is done. `rounds` is the number of rounds of
+    its first run. `reason` says which run has failed, and why, or why the trial is not valid.
     """
 
     status: str
@@ -188,6 +188,8 @@ class Result:
     def __str__(self) -> str:
         if self.accuracy is not None:
             return f"final accuracy {self.accuracy:.4f}"
+        if self.status == "invalid":
+            return f"not valid: {self.reason}"
         if self.reason is not None:
             return f"{self.status}, {self.reason}"
         return f"{self.status} after round {self.rounds}"
@@ -286,23 +288,37 @@ def search(
     """Run all trials, print the best ones, and return the exit code.
 
     The code is 1 if a trial has failed, otherwise 4 if none has ended with an accuracy, otherwise
-    0. `plans_of` returns the plans of a trial from its values, one plan for each seed. `num_rounds`
-    is the number of rounds of a run. `flags` come before the words of a run, such as
+    0. `plans_of` returns the plans of a trial from its values, one plan for each seed. A trial
+    whose values are not valid together is not run; if none is valid, raises `ConfigError`.
+    `num_rounds` is the number of rounds of a run. `flags` come before the words of a run, such as
     `--config-dir`.
     """
     sampler = TPESampler(seed=settings.search_seed, n_startup_trials=settings.startup)
     pruner = _pruner(settings, num_rounds)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
     results: list[tuple[dict[str, Any], Result]] = []
+    problems: list[Problem] = []
     for number in range(1, settings.trials + 1):
         trial = study.ask(dict(space.axes))
         words = " ".join(f"{key}={value}" for key, value in trial.params.items())
         print_line(f"trial {number} of {settings.trials}: {words}")
-        result = run_trial(plans_of(trial.params), trial)
+        try:
+            plans = plans_of(trial.params)
+        except ConfigError as error:
+            problems += error.problems
+            result = Result("invalid", None, 0, str(error))
+        else:
+            result = run_trial(plans, trial)
         results.append((trial.params, result))
         print_line(f"trial {number}: {result}")
-        states = {"done": TrialState.COMPLETE, "failed": TrialState.FAIL}
+        states = {
+            "done": TrialState.COMPLETE,
+            "failed": TrialState.FAIL,
+            "invalid": TrialState.FAIL,
+        }
         study.tell(trial, result.accuracy, states.get(result.status, TrialState.PRUNED))
+    if all(result.status == "invalid" for _, result in results):
+        raise ConfigError(dict.fromkeys(problems))
     return _close(space, results, flags)
 
 
@@ -327,6 +343,9 @@ def _close(
             ended.append((result.accuracy, params))
     ended.sort(key=lambda pair: -pair[0])
     counts = f"{statuses.count('pruned')} pruned, {num_failed} failed"
+    num_invalid = statuses.count("invalid")
+    if num_invalid:
+        counts += f", {num_invalid} not valid"
     title = f"{len(ended)} of {len(results)} trials to the end, {counts}"
     table = Table(title=title, title_justify="left")
     table.add_column("final", justify="right")

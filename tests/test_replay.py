@@ -205,7 +205,7 @@ def test_the_command_writes_whole_seeds(
     monkeypatch.setattr(Replay, "play", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run([*SMALL, methods, "seed=0,1"])
-    folder = tmp_path / "outputs/default/replay"
+    (folder,) = tmp_path.glob("outputs/default/replay-*")
     rows = (folder / "choices.jsonl").read_text().splitlines()
     assert [row[:10] for row in rows] == ['{"seed": 0'] * 12
     assert {path.name for path in folder.glob("*.png")} == {
@@ -214,6 +214,57 @@ def test_the_command_writes_whole_seeds(
         "regret.png",
     }
     assert "over 4 methods" in (folder / "tables.md").read_text()
+
+
+def replays(tmp_path: Path) -> dict[str, bytes]:
+    """Return the choices of each replay by the name of its folder."""
+    paths = tmp_path.glob("outputs/default/replay*/choices.jsonl")
+    return {path.parent.name: path.read_bytes() for path in paths}
+
+
+OTHER_REPLAYS = (
+    ["selector=random,md", "seed=0"],
+    ["selector=random,round_robin", "seed=1"],
+    ["selector=random,round_robin", "seed=0", "optimizer.lr=0.2"],
+    ["selector=random,round_robin", "seed=0", "--cohorts=7"],
+)
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_replay_leaves_the_files_of_another_one(tmp_path: Path) -> None:
+    run([*SMALL, "selector=random,round_robin", "seed=0"])
+    first = replays(tmp_path)
+    for words in OTHER_REPLAYS:
+        run([*SMALL, *words])
+    all_replays = replays(tmp_path)
+    assert len(all_replays) == 1 + len(OTHER_REPLAYS)
+    assert first.items() <= all_replays.items()
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_stopped_replay_leaves_the_complete_files_of_the_same_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, "selector=random,round_robin", "seed=0,1"]
+    run(words)
+    complete = replays(tmp_path)
+    play = Replay.play
+
+    def interrupted(self: Replay) -> Any:
+        if self.lead.components.streams.seed == 1:
+            raise KeyboardInterrupt
+        return play(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replay, "play", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(words)
+    assert replays(tmp_path) == complete
+    assert "they stay until this one has as many" in " ".join(capsys.readouterr().out.split())
+    run(words)  # a complete replay replaces them
+    (content,) = replays(tmp_path).values()
+    assert content.count(b"\n") == 12
+    assert content != next(iter(complete.values()))  # it has measured seconds
 
 
 REFUSED = [

@@ -1,10 +1,12 @@
 """`fedsim replay`: let many selectors choose on the models of one run, and compare their
 choices."""
 
+import hashlib
 import json
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -28,6 +30,8 @@ from fedsim.tracking.tables import CONSOLE, print_line, show_share
 
 LEAD = "random"
 """The selector of the run whose models all methods choose on."""
+CHOICES = "choices.jsonl"
+"""The file of all choices of a replay, one a line."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -107,16 +111,41 @@ def lead_of(plan: Plan) -> Plan:
     return make_plan(config, choices)
 
 
+def folder_of(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> Path:
+    """Return the folder of a replay, next to the folders of its runs.
+
+    Its name has a hash of everything that decides the replay, so that no other replay has this
+    folder.
+    """
+    jobs = []
+    for seed, plans in plans_by_seed.items():
+        for method, plan in plans.items():
+            jobs.append([seed, method, plan.config_hash])
+    replayed = json.dumps([num_cohorts, jobs])
+    digits = hashlib.sha256(replayed.encode()).hexdigest()[:8]
+    first_plans = next(iter(plans_by_seed.values()))
+    return next(iter(first_plans.values())).folder.parent / f"replay-{digits}"
+
+
+def num_choices_in(folder: Path) -> int:
+    """Return the number of choices that an earlier replay has left in its folder."""
+    path = folder / CHOICES
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
 def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None:
-    """Play seed after seed. At the end of each, write all files before a signal ends the
-    process."""
+    """Play seed after seed. At the end of each, write all files before a signal ends the process.
+
+    Files of the same replay with more seeds stay until this one has as many.
+    """
     from fedsim.report.drawing import save, style  # imports matplotlib
     from fedsim.running.replay import Replay  # imports PyTorch
 
     methods = list(next(iter(plans_by_seed.values())))
     plan = next(iter(plans_by_seed.values()))[methods[0]]
     settings = plan.settings
-    folder = plan.folder.parent / "replay"
+    folder = folder_of(plans_by_seed, num_cohorts)
+    num_earlier_choices = num_choices_in(folder)
     accuracies = real_accuracies(plans_by_seed)
     cost = f"{settings.num_clients / settings.cohort_size:.3g} times a run's"
     print_line(
@@ -125,6 +154,8 @@ def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int)
         f"all {settings.num_clients} clients train once a round, {cost}"
     )
     print_line("files are written at the end of each seed; a replay that is stopped cannot resume")
+    if num_earlier_choices:
+        print_line(f"{folder} has results of this replay; they stay until this one has as many")
 
     rows: list[dict[str, Any]] = []
     clients: list[dict[str, Floats]] = []
@@ -141,13 +172,14 @@ def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int)
         tables = analysis.tables(accuracies)
         plots = analysis.plots()
         files = table_files(tables)
-        files["choices.jsonl"] = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
-        try:
-            with STOP.deferred(), style():
-                write_files(folder, files)
-                save(plots, folder)
-        except OSError as error:
-            raise OutputError(unwritable("output_dir", folder, error)) from error
+        files[CHOICES] = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+        if len(rows) >= num_earlier_choices:
+            try:
+                with STOP.deferred(), style():
+                    write_files(folder, files)
+                    save(plots, folder)
+            except OSError as error:
+                raise OutputError(unwritable("output_dir", folder, error)) from error
         STOP.raise_if_asked()
     CONSOLE.print(*tables[:2])
     print_line(f"replay in {folder}")

@@ -23,9 +23,12 @@ from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.record import Record
+from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly
 from fedsim.running.outcome import Outcome
+from fedsim.running.process import exit_code
 
 RUNS = Path("outputs/benchmark_v1")
 TINY = """\
@@ -363,12 +366,31 @@ def test_a_failed_trial_ends_the_study(pretend: Pretend) -> None:
             return Outcome("failed", {"status": "failed", "error": "killed"})
         return done(0.5)
 
-    error = (
-        "run='.*-random-s1001-.*': has no final result, so the study cannot continue\n.*error.txt"
-    )
-    with pytest.raises(ConfigError, match=error):
+    error = "-random-s1001-.*: has no final result, so the study cannot continue; .*error.txt"
+    with pytest.raises(FedsimError, match=error) as caught:
         pretend("random", outcome_of)
+    assert caught.value.exit_code == 1
     assert not (RUNS / "tiny.json").exists()
+
+
+def test_a_failed_run_ends_the_study_with_exit_code_1(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Simulation.step
+
+    def failing(self: Simulation) -> Record:
+        if self.round == 2 and self.components.streams.seed == TRIAL_SEEDS[1]:
+            raise KeyError("mine")
+        return step(self)
+
+    command = ["selector=random", *tiny]
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "step", failing)
+        assert exit_code(lambda: study.run(command)) == 1
+    printed = capsys.readouterr()
+    assert "nothing was run" not in printed.err
+    assert "tiny: the study continues after all these runs have ended" in printed.out
+    assert study.run(command) == 0  # it resumes
 
 
 def test_a_control_has_the_rates_that_trials_of_random_selection_choose(

@@ -54,9 +54,10 @@ from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.config.words import parse, typed_in
 from fedsim.core.disk import write_atomically
-from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.running.outcome import outcome_on_file
+from fedsim.running.process import EXIT_CODES
 from fedsim.search.command import take_settings
 from fedsim.search.tune import points_of, space_of
 from fedsim.tracking.tables import print_line
@@ -87,11 +88,12 @@ def regime_words(schedule: str, num_rounds: int) -> list[str]:
 
 
 def summary_on_file(plan: Plan) -> Mapping[str, Any]:
-    """Return the summary of a planned run. Raises `ConfigError` if it failed or was stopped."""
+    """Return the summary of a planned run. Raises `FedsimError` if it failed or was stopped."""
     outcome = outcome_on_file(plan)
-    fault = "has no final result, so the study cannot continue"
-    remedy = "see its error.txt; the same command resumes"
-    check(rule(outcome.final, "run", plan.folder.name, fault, remedy))
+    if not outcome.final:
+        fault = "has no final result, so the study cannot continue"
+        remedy = "see its error.txt; the same command resumes"
+        raise FedsimError(f"{plan.folder}: {fault}; {remedy}")
     return outcome.summary
 
 
@@ -114,8 +116,9 @@ class Phase:
     kind: Literal["rates", "points", "long_rates", "scored"]
     groups: dict[Key, list[ComposedJob]] = field(default_factory=dict)
 
-    def run(self, command: Sequence[str]) -> None:
-        """Run all runs of the phase; `run_jobs` skips those that have ended.
+    def run(self, command: Sequence[str]) -> int:
+        """Run all runs of the phase, and return the exit code. `run_jobs` skips those that have
+        ended.
 
         `command` has the words after `fedsim benchmark`, because `run_jobs` prints how to resume.
         Raises `FedsimError` as `run_jobs` does.
@@ -123,8 +126,7 @@ class Phase:
         jobs: list[ComposedJob] = []
         for group in self.groups.values():
             jobs += group
-        if jobs:
-            run_jobs(jobs, ["benchmark", *command])
+        return run_jobs(jobs, ["benchmark", *command]) if jobs else EXIT_CODES["done"]
 
     def accuracies(self, summary_of: SummaryOf) -> dict[Key, float]:
         """Return the mean final accuracy of each group. A run that diverged counts as 0.
@@ -167,16 +169,23 @@ class Study:
         for method in self.methods:
             check_jobs(self._compose(method_words(method)))
 
-    def run(self, command: Sequence[str]) -> Path:
-        """Run all phases, and return the file of the chosen values.
+    def run(self, command: Sequence[str]) -> int:
+        """Run all phases, write the chosen values to a file, and return the exit code.
 
-        `command` are the words after `fedsim benchmark`. Raises `FedsimError`.
+        A phase with a run that failed ends the study with its exit code. `command` are the words
+        after `fedsim benchmark`. Raises `FedsimError`.
         """
         for phase in self.phases(summary_on_file):
-            phase.run(command)
+            code = phase.run(command)
+            # A run that diverged has a final result.
+            if code not in (EXIT_CODES["done"], EXIT_CODES["diverged"]):
+                print_line(f"{self.setting}: the study continues after all these runs have ended")
+                return code
         scored_runs = phase
         scored_runs.accuracies(summary_on_file)  # raises if one has not ended
-        return self._write_chosen(scored_runs.folder())
+        path = self._write_chosen(scored_runs.folder())
+        print_line(f"{self.setting}: all runs have ended; chosen values in {path}")
+        return EXIT_CODES["done"]
 
     def phases(self, summary_of: SummaryOf) -> Iterator[Phase]:
         """Yield the four phases in turn.
@@ -355,7 +364,7 @@ def point_words(method: str, job: ComposedJob) -> list[Sequence[str]]:
 
 
 def run(words: Sequence[str]) -> int:
-    """Study the settings of the command line. Raises `FedsimError`.
+    """Study the settings of the command line, and return the exit code. Raises `FedsimError`.
 
     Mistakes in the command are found before any run.
     """
@@ -367,9 +376,10 @@ def run(words: Sequence[str]) -> int:
         for study in studies:
             study.check_methods()
         for study in studies:
-            path = study.run(words)
-            print_line(f"{study.setting}: all runs have ended; chosen values in {path}")
-    return 0
+            code = study.run(words)
+            if code != EXIT_CODES["done"]:
+                return code
+    return EXIT_CODES["done"]
 
 
 def _take_names(args: Namespace) -> tuple[list[str], list[str]]:

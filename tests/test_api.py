@@ -237,6 +237,13 @@ def test_a_sweep_gives_rows_for_rounds_and_runs(lanes: int | None) -> None:
     assert [len(result) for result in (sweep, sweep[1:])] == [4, 3]
 
 
+def test_a_run_that_a_sweep_names_twice_is_one_run() -> None:
+    """A final window of 11 rounds is the default."""
+    sweep = run_sweep([*WORDS, "final_window=11,null"])
+    assert [result.status for result in sweep] == ["done"]
+    assert len(sweep.runs) == 1
+
+
 @pytest.mark.parametrize("lanes", [None, 2])
 def test_a_sweep_with_a_job_that_cannot_begin_still_has_its_frames(lanes: int | None) -> None:
     """The digits cannot be divided among 900 clients by two shards each."""

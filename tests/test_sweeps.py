@@ -288,3 +288,14 @@ def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
         composed.call_count == 1 + 2
     )  # what is common to all first, which says what is swept over; then each choice
     assert {folder.parent.name for folder in folders("outputs")} == {"mine"}
+
+
+def test_a_run_that_a_sweep_names_twice_is_one_run_in_its_table(
+    fedsim: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A final window of 11 rounds is the default."""
+    assert fedsim("-m", "final_window=11,null") == 0
+    assert len(folders("outputs")) == 1
+    printed = capsys.readouterr().out
+    assert "2 jobs, results in outputs/default; different runs among them: 1" in printed
+    assert "interval] over the seeds" not in printed

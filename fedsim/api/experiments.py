@@ -123,7 +123,7 @@ def run_sweep(
 
     `lanes` is the number of runs that are trained together in common batches (None: one after
     another). A run that fails, or whose data are missing, does not stop the others; its status says
-    so. `on_round` also gets the experiment.
+    so. Experiments that mean the same run are one. `on_round` also gets the experiment.
 
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.runs[["selector", "seed", "final_accuracy"]]
@@ -133,7 +133,8 @@ def run_sweep(
         raise ConfigError([Problem("experiments", [], "has no experiment", remedy)])
     text, remedy = "must be an integer >= 1, or None", "it is the number of runs trained together"
     check(rule(lanes is None or (type(lanes) is int and lanes >= 1), "lanes", lanes, text, remedy))
-    prepared = _prepared(_composed(experiments, config_dir, parts), keep)
+    plans_by_folder = {plan.folder: plan for plan in _composed(experiments, config_dir, parts)}
+    prepared = _prepared(list(plans_by_folder.values()), keep)
     plans = [plan for plan, _ in prepared]
     callback = _Callback(on_round)
     progress = Progress(plans)

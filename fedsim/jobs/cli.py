@@ -80,7 +80,8 @@ def run_jobs(
             run_batch(batch)
             attempts.run_held(run_batch)
 
-    # 3. Print each error once, and the results. `fedsim race` may have left out jobs.
+    # 3. Print each error once, and the results. `fedsim race` may have left out jobs, and two jobs
+    #    may mean the same run.
     if attempts.errors and len(plans) == 1:
         raise attempts.errors[0]
     errors_by_text: dict[str, list[FedsimError]] = {}
@@ -89,7 +90,8 @@ def run_jobs(
     for equal_errors in errors_by_text.values():
         print_error(equal_errors[0])
         print(f"    concerns {len(equal_errors)} of {len(plans)} jobs", file=sys.stderr)
-    screen.plans = [plan for plan in plans if plan.folder in attempts.ended]
+    plans_by_folder = {plan.folder: plan for plan in plans}
+    screen.plans = [plan for plan in plans_by_folder.values() if plan.folder in attempts.ended]
     outcomes = [attempts.ended[plan.folder] for plan in screen.plans]
     screen.end(outcomes)
     worst = max((outcome.status for outcome in outcomes), key=SEVERITY.index)

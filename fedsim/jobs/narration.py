@@ -142,6 +142,8 @@ class Narration:
             others = len(self._ended_before - self._overwriting.replaced)
             if others:
                 line += f"; {others} have ended before (overwrite=true runs them again)"
+            if len(self._labels) < len(self.plans):
+                line += f"; different runs among them: {len(self._labels)}"
             print_line(line)
             if cost and len(self._ended_before) < len(self._labels):
                 print_line(cost)

@@ -212,6 +212,11 @@ class NotLogits(nn.Linear):
         super().__init__(input_shape[-1], outputs)
 
 
+class Squeezed(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).squeeze()
+
+
 class Pair(nn.Linear):
     def forward(self, x: torch.Tensor) -> Any:
         return super().forward(x), 0
@@ -221,6 +226,7 @@ class Pair(nn.Linear):
     ("model", "rule"),
     [
         (Pair(4, 3), r"must return logits \[batch, num_classes=3\], not tuple for 2 samples"),
+        (Squeezed(4, 3), r"\[batch, num_classes=3\], not \[3\] for 1 sample$"),
         (nn.Identity(), "has no parameters that are trained"),
         (nn.Linear(4, 3).requires_grad_(False), "has no parameters that are trained"),
         (nn.LazyLinear(3), "has a lazy layer, whose size is not known"),

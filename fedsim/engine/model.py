@@ -46,18 +46,20 @@ def model_problems(model: nn.Module, data: ClientData) -> list[Problem]:
         return [Problem("model", name, "has no parameters that are trained")]
     if not len(data.x):
         return []
-    samples = data.x[:2]
-    try:
-        with torch.no_grad():
-            output = copy.deepcopy(model).to(samples.device).eval()(samples)
-    except Exception:  # a user's model may raise anything
-        return []
-    shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    is_logits = isinstance(output, Tensor) and output.dim() == 2 and len(output) == len(samples)
-    if is_logits and output.shape[1] >= data.num_classes:
-        return []
-    text = f"must return logits [batch, num_classes={data.num_classes}], not {shape} for "
-    return [Problem("model", name, f"{text}{len(samples)} samples")]
+    copied = copy.deepcopy(model).to(data.x.device).eval()
+    for samples in (data.x[:2], data.x[:1]):  # a squeeze() drops the axis of a batch of one
+        try:
+            with torch.no_grad():
+                output = copied(samples)
+        except Exception:  # a user's model may raise anything
+            return []
+        shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        is_logits = isinstance(output, Tensor) and output.dim() == 2 and len(output) == len(samples)
+        if not (is_logits and output.shape[1] >= data.num_classes):
+            text = f"must return logits [batch, num_classes={data.num_classes}], not {shape} for "
+            plural = "" if len(samples) == 1 else "s"
+            return [Problem("model", name, f"{text}{len(samples)} sample{plural}")]
+    return []
 
 
 def has_batch_norm(model: nn.Module) -> bool:

@@ -369,6 +369,11 @@ HALF = (0.5, 0.5)
         ({"mean": (0.5,)}, r"mean=\[0.5\]: must have 2 values, one for each channel"),
         ({"std": (0.5, 0.0)}, r"std=\[0.5, 0.0\]: must be finite and > 0"),
         ({"num_classes": 2.0}, "num_classes=2.0: must be an int, not float"),
+        ({"fingerprint": None}, "fingerprint=None: must be a str that identifies the .*, not None"),
+        (
+            {"train": Samples(PIXELS, Y[:2])},
+            "the training set must have one label .*; found 3 images, 2 labels$",
+        ),
         ({"owners": torch.zeros(3)}, "training owners must be a NumPy array .* not Tensor"),
         ({"owners": [0, 1, 1]}, "training owners must be a NumPy array .* not list"),
         (

@@ -124,6 +124,12 @@ class LoadedData:
         kind = type(self.num_classes).__name__  # a data set of the user's may give anything
         if kind != "int":
             raise DataError(f"num_classes={self.num_classes}: must be an int, not {kind}")
+        if not issubclass(type(self.fingerprint), str):
+            kind = type(self.fingerprint).__name__
+            raise DataError(
+                f"fingerprint={self.fingerprint}: must be a str that identifies the content of the "
+                f"data, not {kind}. It is the key of caches, and a resumed run compares it"
+            )
         self._check_split("training", self.train, self.owners)
         self._check_split("test", self.test, self.test_owners)
         self._check_alike()
@@ -252,7 +258,9 @@ def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
     num_owners = num_samples if owners is None else len(owners)
     if not num_samples == num_labels == num_owners or num_samples == 0:
         rule = "must have one label and one owner, if any, for each image, and at least one image"
-        found = f"{num_samples} images, {num_labels} labels, {num_owners} owners"
+        found = f"{num_samples} images, {num_labels} labels"
+        if owners is not None:
+            found += f", {num_owners} owners"
         raise DataError(f"the {split} set {rule}; found {found}")
 
 

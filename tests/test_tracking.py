@@ -252,6 +252,20 @@ def test_a_run_is_followed_by_some_ten_lines_or_a_bar_and_ends_with_a_table(
     assert not [part for part in (*parts, str(tmp_path)) if part not in text]
 
 
+def test_a_line_says_of_which_round_its_accuracy_is(tmp_path: Path) -> None:
+    tracker = ConsoleTracker(progress=True)
+    tracker.console = console()
+    tracker.start(info(tmp_path, num_rounds=4))
+    for t in range(1, 5):
+        tracker.log(record(t, None if t % 2 else t / 10))
+    assert shown(tracker.console).splitlines()[1:] == [
+        "  round 1/4  test accuracy -",
+        "  round 2/4  test accuracy 0.2000",
+        "  round 3/4  test accuracy 0.2000 (round 2)",
+        "  round 4/4  test accuracy 0.4000",
+    ]
+
+
 def test_the_curve_of_a_run_has_its_rounds_and_its_lowest_and_highest_accuracy() -> None:
     blank, full = " " * 8, "█" * 8
     assert accuracy_curve({2: 0.1, 4: 0.5, 5: 0.9}, 80).splitlines() == [

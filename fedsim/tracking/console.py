@@ -92,10 +92,13 @@ class ConsoleTracker(Tracker):
         if record["test_accuracy"] is not None:
             self._accuracies[record["round"]] = record["test_accuracy"]
         if self._rounds is not None:
-            latest = next(reversed(self._accuracies.values()), None)
-            accuracy = f"test accuracy {show_share(latest)}"
+            round = record["round"]
+            measured = max(self._accuracies, default=round)
+            accuracy = f"test accuracy {show_share(self._accuracies.get(measured))}"
+            if measured != round:
+                accuracy += f" (round {measured})"
             left = time_left(self._info.sweep)
-            self._rounds.show(record["round"], accuracy, left, in_lines=in_lines)
+            self._rounds.show(round, accuracy, left, in_lines=in_lines)
 
     def message(self, text: str) -> None:
         self.console.print(text, style="dim", soft_wrap=True, markup=False)

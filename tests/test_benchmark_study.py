@@ -221,6 +221,7 @@ def test_a_study_tunes_on_held_out_samples_and_runs_nothing_twice(tiny: list[str
             "selector.mode='weighted': is fixed by the rules",
         ),
         (["cell=tiny", "device=cpu,cuda"], "device='cpu,cuda': has several values"),
+        (["cell=tiny", "overwrite=true"], "delete outputs/benchmark_v1, or choose another name"),
         (["cell=tiny,tinier"], "cell='tinier'"),  # does not exist
     ],
 )

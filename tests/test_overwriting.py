@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from fedsim.api.experiments import run_sweep
 from fedsim.commands.show import run as show
+from fedsim.config.plan import Plan
 from fedsim.core.errors import DataError
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
@@ -190,6 +192,32 @@ def test_jobs_that_are_refused_leave_nothing(
     monkeypatch.setattr("fedsim.running.experiment.build", refuse)
     assert run(AGAIN) == 3
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("lanes", [None, 2])
+def test_a_sweep_from_python_resumes_with_the_jobs_that_are_not_replaced(
+    lanes: int | None, steps: Steps
+) -> None:
+    words = [*WORDS, "seed=0,1", "overwrite=true"]
+    run_sweep(words)
+
+    def stop_seed_1(plan: Plan, record: Record) -> bool:
+        return plan.settings.seed == 1 and record.round == 2
+
+    steps.clear()
+    sweep = run_sweep(words, lanes=lanes, on_round=stop_seed_1)
+    assert [result.status for result in sweep] == ["done", "interrupted"]
+    steps.clear()
+    sweep = run_sweep(words, lanes=lanes)
+    assert steps == rounds_of(1, 3)
+    assert [(result.status, result.skipped) for result in sweep] == [
+        ("done", True),
+        ("done", False),
+    ]
+    assert not notes()
+    steps.clear()
+    run_sweep(words)
+    assert steps == [*rounds_of(0), *rounds_of(1)]
 
 
 # --- other processes ---

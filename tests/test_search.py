@@ -128,6 +128,10 @@ def test_optuna_gets_the_mean_over_the_final_window() -> None:
             {"hydra/launcher": "must be basic"},
         ),
         ("optimizer.lr=interval(0.1,0.3) seed=interval(0,5)", {"seed": "single values"}),
+        (
+            "optimizer.lr=interval(0.1,0.3) overwrite=true name=mine",
+            {"overwrite": "delete outputs/mine, or choose another name"},
+        ),
         ("optimizer.lr=interval(0.1,0.3) stop_at=0.4", {"stop_at": "ends runs near the same"}),
     ],
 )

@@ -20,11 +20,13 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.record import Record
 from fedsim.jobs.narration import Narration, Progress, has_console
+from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.prepare import require_room
 from fedsim.jobs.sweep import Attempts, Lanes
 from fedsim.running.assembly import forget
 from fedsim.running.experiment import execute
 from fedsim.running.outcome import Watch, outcome_on_file
+from fedsim.tracking.tables import print_line
 
 Words = Sequence[str]
 """Overrides as on the command line: `["selector=oort", "num_rounds=20"]`."""
@@ -135,7 +137,8 @@ def run_sweep(
     check(rule(lanes is None or (type(lanes) is int and lanes >= 1), "lanes", lanes, text, remedy))
     plans_by_folder = {plan.folder: plan for plan in _composed(experiments, config_dir, parts)}
     prepared = _prepared(list(plans_by_folder.values()), keep)
-    plans = [plan for plan, _ in prepared]
+    overwriting = Overwriting([plan for plan, _ in prepared])
+    plans = [overwriting.as_found(plan) for plan, _ in prepared]
     callback = _Callback(on_round)
     progress = Progress(plans)
     words = []
@@ -143,15 +146,18 @@ def run_sweep(
         choices = [f"{group}={choice}" for group, choice in plan.choices.items()]
         words.append([*choices, f"seed={plan.settings.seed}"])
     screen = Narration(plans, words, (), progress) if any(map(has_console, plans)) else None
-    attempts = Attempts(progress, screen, callback)
-    if lanes is None:
-        for plan in plans:
-            attempts.run(plan)
-            callback.raise_error()
-    else:
-        Lanes(max_lanes=lanes).run(attempts, plans)
-    callback.raise_error()
-    attempts.run_held(attempts.run_in_turn)
+    if screen is not None and overwriting.notice:
+        print_line(overwriting.notice)
+    attempts = Attempts(progress, screen, callback, overwriting)
+    with overwriting.noted():
+        if lanes is None:
+            for plan in plans:
+                attempts.run(plan)
+                callback.raise_error()
+        else:
+            Lanes(max_lanes=lanes).run(attempts, plans)
+        callback.raise_error()
+        attempts.run_held(attempts.run_in_turn)
     results = []
     for plan, place in prepared:
         outcome = attempts.ended.get(plan.folder) or outcome_on_file(plan)

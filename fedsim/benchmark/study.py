@@ -58,7 +58,7 @@ from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.running.outcome import outcome_on_file
 from fedsim.running.process import EXIT_CODES
-from fedsim.search.command import take_settings
+from fedsim.search.command import overwrite_problem, take_settings
 from fedsim.search.tune import points_of, space_of
 from fedsim.tracking.tables import print_line
 
@@ -165,9 +165,11 @@ class Study:
         self.chosen_words: dict[str, Sequence[str]] = {}
 
     def check_methods(self) -> None:
-        """Raise `ConfigError` if the setting or a method does not exist, or does not run there."""
+        """Raise `ConfigError` if the setting or a method does not exist, or does not run there, or
+        if the runs would overwrite earlier ones."""
         for method in self.methods:
-            check_jobs(self._compose(method_words(method)))
+            plans = check_jobs(self._compose(method_words(method)))
+            check(overwrite_problem(plans))
 
     def run(self, command: Sequence[str]) -> int:
         """Run all phases, write the chosen values to a file, and return the exit code.

@@ -51,7 +51,7 @@ def run(words: Sequence[str]) -> int:
         except ConfigError as error:
             problems += error.problems
     check(*(with_own_keys(problem, OWN_KEYS) for problem in dict.fromkeys(problems)))
-    check(stop_at_problem(plan.config for plan in plans))
+    check(stop_at_problem(plan.config for plan in plans), overwrite_problem(plans))
     require_room(plans)
     # 3. Search.
     with STOP.working():
@@ -79,6 +79,18 @@ def stop_at_problem(configs: Iterable[Mapping[str, Any]]) -> Problem | None:
     targets = [config["stop_at"] for config in configs if config["stop_at"] is not None]
     fault = "ends runs near the same accuracy, so they cannot be ranked by it"
     return rule(not targets, "stop_at", targets[:1], fault, "leave it out")
+
+
+def overwrite_problem(plans: Sequence[Plan]) -> Problem | None:
+    """Return the problem of runs with `overwrite=true` in a command that runs jobs step by step.
+
+    Such a command does not know all its jobs at the start. If it is stopped, the same command
+    cannot tell which of them it has replaced, and would run them again.
+    """
+    overwrites = any(plan.settings.overwrite for plan in plans)
+    fault = "is rejected here: if the command is stopped, it could not resume"
+    remedy = f"delete {plans[0].folder.parent}, or choose another name=... or output_dir=..."
+    return rule(not overwrites, "overwrite", True, fault, remedy)
 
 
 def with_own_keys(problem: Problem, keys: Collection[str], command: str = "search") -> Problem:

@@ -238,7 +238,7 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     first = plans[0]
     rounds = TrialRounds(trial, window_of(first.config))
     recorded = outcome_on_file(first)
-    if not first.settings.overwrite and not changed_since(recorded.summary, first.config):
+    if not changed_since(recorded.summary, first.config):
         with suppress(DamagedError):  # the run itself reports it in step 2
             records = read_metrics(first.folder)
             Rounds.of(records)  # checks them

@@ -5,7 +5,7 @@ import pytest
 
 from fedsim.core.rounding import ceil, floor
 from fedsim.core.types import ClientPositions, positions_of, sizes_of
-from fedsim.selectors.base import leading
+from fedsim.selectors.base import highest, leading
 
 LISTS = [[4, 1], [], [7], [2, 9, 3], []]
 ARRAYS = [np.array(positions, np.int64) for positions in LISTS]
@@ -52,6 +52,16 @@ def test_the_leading_positions_are_those_of_a_stable_sort(count: int) -> None:
     values[7] = -np.inf
     expected = np.argsort(-values, kind="stable")[:count]
     assert leading(values, count).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint64, np.int64, np.float32, bool])
+def test_scores_of_every_type_rank_by_their_values(dtype: type) -> None:
+    """The negative of an unsigned number is a large one, and of a boolean an error."""
+    scores = np.array([0, 1, 2, 0]).astype(dtype)
+    by_value = [1, 2] if dtype is bool else [2, 1]
+    assert leading(scores, 2).tolist() == by_value
+    positions = highest(scores, 2, np.random.default_rng(0))
+    assert scores[positions].tolist() == scores[by_value].tolist()
 
 
 ROUNDED = [

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
@@ -289,10 +290,16 @@ def highest(scores: Floats, count: int, rng: Generator) -> Positions:
 
     There are min(count, n) positions. Ties are broken at random. nan ranks below all other scores.
     """
+    scores = with_sign(scores)
     # A stable sort keeps the order of equal scores, which is random after the shuffle.
     shuffled = rng.permutation(len(scores))
     order = np.argsort(-scores[shuffled], kind="stable")  # argsort puts nan last
     return shuffled[order][:count]
+
+
+def with_sign(scores: NDArray[Any]) -> NDArray[Any]:
+    """Return `scores`, as float64 if their type has no negative numbers (unsigned and boolean)."""
+    return scores.astype(np.float64) if scores.dtype.kind in "ub" else scores
 
 
 def without_infinity(reported: Floats) -> Floats:
@@ -325,6 +332,7 @@ def leading(values: Floats, count: int) -> Positions:
     count = min(count, len(values))
     if not count:
         return np.empty(0, np.int64)
+    values = with_sign(values)
     # Only the values from the `count`-th highest one up are sorted, which is faster.
     threshold = np.partition(values, -count)[-count]
     possible = np.flatnonzero(values >= threshold)

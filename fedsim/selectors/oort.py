@@ -30,17 +30,28 @@ In each round, with K clients to select:
 3. Explore K - m unseen clients. They are drawn in proportion to `prior` from the 5 (K - m) unseen
    clients of highest prior. If there are too few, other clients are drawn uniformly.
 
-Step 1 follows the published code, except that the code does not interpolate between durations. In
-the paper's Algorithm 1 T itself grows if the sum of utilities has fallen. The published code
-differs from the paper in two more points. `cutoff_rank: next` takes the score of rank m + 1 in step
-2. `first_round: random` draws round 1 uniformly, and the selector counts from round 2 on, so that
-ln t is ln(t - 1).
+The pacer of step 1 and the prior of step 3 are those of the published code. In the paper's
+Algorithm 1, T itself grows if the sum of utilities has fallen, and clients are explored by speed
+(`OortBySpeed`). The published code differs from the paper in two more points. `cutoff_rank: next`
+takes the score of rank m + 1 in step 2. `first_round: random` draws round 1 uniformly, and the
+selector counts from round 2 on, so that ln t is ln(t - 1).
 
-Deviations: Oort's blacklist is not implemented. The published code draws uniformly for one more
-round after the last unseen client was selected, fedsim does not. A client whose update does not
-arrive in time stays unseen, and is explored again now and then (`clients_to_try`). The published
-driver gives such clients the mean utility of the clients whose updates arrived. FedScale measures
-losses on the last mini-batch.
+Deviations from the code that matter with a simulated clock only:
+
+- In the code T comes from the durations of all registered clients, also of those that were never
+  selected. Here it comes from durations that the server has seen. For example, five of ten clients
+  take 1 s, the others 10 s, and two slow ones were selected. With percentile 10, T is 1 s in the
+  code and 10 s here.
+- The code multiplies the prior of an unseen client slower than T by (T / t_k)^penalty, and so
+  explores fast clients first. Here the prior ignores speed. With K = 4 in the example, the code
+  selects a fast unseen client with probability 0.79 and a slow one with 0.01. Here both have 0.5.
+- The code takes the duration of one client as T. fedsim interpolates between two.
+
+Other deviations: Oort's blacklist is not implemented. The published code draws uniformly for one
+more round after the last unseen client was selected, fedsim does not. A client whose update does
+not arrive in time stays unseen, and is explored again now and then (`clients_to_try`). The
+published driver gives such clients the mean utility of the clients whose updates arrived. FedScale
+measures losses on the last mini-batch.
 """
 
 from typing import Annotated, ClassVar, Literal

@@ -84,8 +84,14 @@ class ClusteredBySimilarity(ClusteredBySize):
        clusters fill the gaps.
 
     `ward_on: distances` (the paper) builds the tree on the distances. `rows` uses the rows of their
-    matrix [N, N] as points, as the published code does. That code also squares the L2 norm, which
-    fedsim does not.
+    matrix [N, N] as points, as the published code does.
+
+    Deviations from the published code, which leave the average unbiased:
+
+    - In step 3, fedsim pours the remaining clusters by descending mass, each by ascending client
+      id, and fills the distribution of the heaviest cluster first. The code pours the lightest one
+      first, its clients in random order, and fills the lightest kept cluster first.
+    - The code squares the L2 norm, which fedsim does not.
     """
 
     # With many clients, products and distances are float32. The tree takes half as many in float64.

@@ -22,6 +22,11 @@ As printed, a client also attends to itself (`self_term`). The threshold tau_t c
 t = 0, as in the paper. fedsim's argument `round` counts them from 1. All clients take part at
 t = 0, so tau_0 has no effect, unless no client is available then.
 
+Deviation: In the first round, all clients train from one initial model. In section III each client
+initializes a model of its own and sends it. `init_seed=per_client` lets each client start from a
+random model of its own. It trains this model before the upload. The paper does not say whether its
+clients do.
+
 The paper leaves some things open. Here:
 
 - Scores are divided by their sum, which the paper's thresholds require.

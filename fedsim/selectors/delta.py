@@ -21,6 +21,17 @@ Algorithm, starting from P_k = p_k = n_k / n, the share of client k in all n sam
 2. After the round, redistribute the sum of P over the clients whose updates arrived among these
    clients by the formula above. The other clients keep their P_k.
 
+The authors' code (L3030/DELTA_FL) has several versions. Two were read, and both differ from this
+docstring. They start from P_k = 1 / N and draw without replacement. The update of a drawn client
+gets the weight n_k / (N P_k), divided by the sum of n over the drawn clients.
+
+- `LEAF/local_update_FEMNIST.py`: Before each round, all N clients train for an epoch. Then P_k is
+  proportional to beta p_k zeta_k + (1 - beta) sqrt(p_k). The second term, a share of samples,
+  stands in place of sigma_k. The weights read P in another order of the clients than the draw.
+- `local_update.py` for FEMNIST and CIFAR-10: The drawn clients redistribute the sum of their P, as
+  in step 2. P_k is proportional to n_k, here a number of mini-batches, times a weighted mean of
+  zeta_k and the norm of the client's mean gradient. There is no sigma_k.
+
 What the paper leaves open: If some clients are unavailable, p and P are renormalised over the
 others.
 """

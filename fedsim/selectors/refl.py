@@ -21,9 +21,13 @@ The prediction for a client is a share of the past rounds:
 It is 0 for a client that was never available before.
 
 Deviations: In the paper clients forecast their own availability in the slot that begins one round
-duration from now, from traces of several days. Here the server counts past rounds. The second half
-of the paper belongs to aggregation and is not part of this selector: stale updates, and the number
-of participants that depends on them.
+duration from now, from traces of several days. Here the server counts past rounds. The authors'
+code (ahmedcs/REFL) has `prohibit_reselect=5`, which excludes a client from the 4 rounds after its
+selection. This is `hold_off=4`, and the default is 5. In the code, random available clients take
+the places of excluded ones.
+
+The second half of the paper belongs to aggregation and is not part of this selector: stale updates,
+and the number of participants that depends on them.
 """
 
 import numpy as np

@@ -90,6 +90,17 @@ def test_negative_counts_become_1_and_without_epsilon_there_is_no_noise() -> Non
     assert noisy_shares(np.array([[1, 3, 0]]), None, rng).tolist() == [[0.25, 0.75, 0]]
 
 
+@pytest.mark.parametrize(("epsilon", "scale"), [(0.1, "10"), (3.0, "0.333333"), (None, None)])
+def test_the_warning_names_the_noise_of_label_counts(
+    epsilon: float | None, scale: str | None
+) -> None:
+    selector = HACCS(toy_population([1] * 6, 2), rho=0.0, epsilon=epsilon, distance="euclidean")
+    expected = "every client tells the server how many samples of each class it holds"
+    if scale is not None:
+        expected += f"; counts above 0 carry Laplace noise of scale {scale}"
+    assert selector.warning == expected
+
+
 def test_clients_within_a_distance_form_clusters() -> None:
     """Euclidean distances 0.2828 between (1, 0) and (0.8, 0.2), and 0.1414 between the next two."""
     shares = np.array([[1, 0], [0.8, 0.2], [0, 1], [0.1, 0.9], [0.5, 0.5]])

@@ -98,6 +98,13 @@ class HACCS(Selector):
         self.clusters = np.full(num_clients, -1)  # cluster of each client [N]; -1: not reported yet
         self.latencies = np.zeros(num_clients)  # seconds [N]
 
+    @property
+    def warning(self) -> str | None:
+        text = super().warning
+        if self.epsilon is None:
+            return text
+        return f"{text}; counts above 0 carry Laplace noise of scale {1 / self.epsilon:g}"
+
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
         # 1 and 2. Clusters: they change only if a client reports for the first time.

@@ -20,8 +20,11 @@ of their label distributions, and clusters and clients with higher local loss ar
 Not confirmed by the authors: Hellinger's distance and the ranking by mean losses follow summaries
 by others. The algorithm that clusters, J, z and step 4 are fedsim's decisions, and so is the age of
 the losses. J is half the number of clusters by default, rounded up. OPTICS is what HACCS uses
-(Wolfrath et al. 2022). With 100 clients whose label shares follow a Dirichlet law it finds 57 to 73
-clusters, most of them of one client.
+(Wolfrath et al. 2022).
+
+OPTICS finds many clusters of one client. It was run on 100 clients of 100 to 899 samples in 10
+classes, whose label shares follow a Dirichlet law. In 18 draws each, it finds 43 to 64 clusters
+with the concentration 0.1, and 62 to 80 with 1. Of these, 14 to 42 and 39 to 68 have one client.
 
 A client joins the clusters in the first round in which it is available, and all clients are then
 clustered anew. Losses that are not finite rank last, and do not enter the means. Ties are broken at

@@ -35,7 +35,12 @@ What the paper leaves open: Requests "after round e" are made at the beginning o
 with available clients, when the global model is still the same. Until the first fit clients are
 drawn uniformly. Losses of unavailable clients count as unchanged. Virtual updates that are not
 finite are skipped. If no virtual update is finite, there is neither an observation nor a fit.
-`epsilon` and `least_fall` are options of the code that the paper does not use.
+
+`epsilon` and `least_fall` are options that the paper does not use. `least_fall` is fedsim's reading
+of the code's `Dynamic_TH`, which is off by default. The code stops at a pick if minus the expected
+fall is below `Dynamic_TH`, and tests the first pick, too. With the threshold's default of 0 it
+selects nobody as long as falls are positive. Here picking stops if the expected fall is below
+`least_fall`, from the second pick on.
 """
 
 from typing import Annotated, Literal

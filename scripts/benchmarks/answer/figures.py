@@ -61,6 +61,7 @@ def _forest(answer: Answer, panels: Mapping[str, pd.DataFrame], label: str, ends
     rows of methods by the title of the panel, and `label` is that of the axis.
     """
     groups = _groups(answer)
+    untested = {*CONTROLS, *groups["references"]}
     labels: list[str] = []
     for title, names in groups.items():
         labels.extend([title, *names])
@@ -74,7 +75,7 @@ def _forest(answer: Answer, panels: Mapping[str, pd.DataFrame], label: str, ends
             if name not in rows.index:
                 continue
             row = rows.loc[name]
-            colour = GREY if name in CONTROLS else "black"
+            colour = GREY if name in untested else "black"
             _draw_gain(axes, heights[name], row, colour, ends)
         axes.grid(axis="y", color="0.85")
         axes.tick_params(axis="y", length=0)

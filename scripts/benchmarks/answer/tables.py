@@ -106,8 +106,19 @@ def _ranks_in_words(answer: Answer) -> str:
     text = (
         f"By Friedman's test, methods differ from each other in {num} of {len(REGIMES)} regimes "
         f"(p < {ALPHA:g} in each by itself). {names} {verb} a rank that differs from random "
-        "selection's by more than the critical difference."
+        "selection's by more than the critical difference"
     )
+    if from_random.any(axis=None):
+        regimes = [
+            f"`{schedule}, {rounds}`"
+            for schedule, rounds in REGIMES
+            if from_random[schedule, rounds].any()
+        ]
+        text += (
+            f", in {' and '.join(regimes)}. This is not corrected over regimes, and speaks only of "
+            "these seeds"
+        )
+    text += "."
     if worst := _true_rows(from_best):
         text += f" Worse than the best method by more than that, in some regime: {listed(worst)}."
     return text

@@ -87,8 +87,8 @@ class Claim:
 
     `any_size`: the claim is about shares and therefore also holds at a smaller size of the preset.
     `added_after_runs`: the claim was written down after results of the preset had been seen.
-    `revised_after_runs`: its form or wording was changed then, its thresholds were not. `note` is
-    shown with the verdict.
+    `revised_after_runs`: its form, its wording or a bound was changed then. `note` is shown with
+    the verdict.
     """
 
     id: str

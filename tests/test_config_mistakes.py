@@ -86,6 +86,15 @@ selector=random selector.exploration.rhoo=1 -> selector.exploration: is not a kn
 -m seed=range(3000) optimizer.lr=1,2,3,4 -> seed, optimizer.lr: must make at most 10000 jobs
 -m seed=range(0) -> seed='range(0)': has no values // range(start,stop,step) ends before stop
 -m seed=range(0,5,0) -> seed='range(0,5,0)': must have a step other than 0
+-m seed=range(0,nan) -> seed='range(0,nan)': must have finite numbers
+-m seed=range(0,3),7 -> seed='range(0,3),7': mixes single values with range(), choice(), interval() or glob()
+-m seed=range(0,3),7 -> // write the values out, as in seed=0,1,2,7
+-m seed=choice(0,1),3 -> seed='choice(0,1),3': mixes single values with range()
+-m seed=interval(0,1),3 -> seed='interval(0,1),3': mixes single values with range()
+-m selector=glob(gp*),random -> selector='glob(gp*),random': mixes single values with range()
+model.hidden=[range(0,3),7] -> model.hidden='[range(0,3),7]': mixes single values with range()
+-m model.hidden=[choice(1,2),7],[3] -> mixes single values with range()
++a={b:range(3)} -> +a='{b:range(3)}': mixes single values with range()
 -m seed=0,1,0 -> seed='0,1,0': has 0 twice
 -m selector=glob(xyz*) -> selector='glob(xyz*)': has no values // known here: adapow_d
 -m selector=GPFL,gpfl -> selector='gpfl,gpfl': has gpfl twice
@@ -152,6 +161,22 @@ def test_a_mistake_is_reported_with_key_value_rule_and_remedy(row: str) -> None:
         reported = tuple(problems(*words.split()))
     assert len(reported) == 1
     assert message.removeprefix("// ") in str(reported[0]).replace("\n    ", " // ")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "values"),
+    [
+        ("range(0.1,0.5,0.1)", ["0.1", "0.2", "0.3", "0.4"]),
+        ("range(0,0.9,0.3)", ["0.0", "0.3", "0.6"]),
+        ("range(0.3,0,-0.1)", ["0.3", "0.2", "0.1"]),
+        ("range(1e-5,4e-5,1e-5)", ["1e-05", "2e-05", "3e-05"]),
+        ("range(1,3)", ["1", "2"]),
+    ],
+)
+def test_a_range_has_the_numbers_that_a_user_would_write(sweep: str, values: list[str]) -> None:
+    assert expand(parse([f"optimizer.lr={sweep}"])) == [
+        [f"optimizer.lr={value}"] for value in values
+    ]
 
 
 @pytest.mark.parametrize("value", ["{b:" * 900 + "1" + "}" * 900, "[" * 1900 + "]" * 1900])

@@ -10,11 +10,13 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
 from itertools import islice, product
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep, Sweep
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -54,10 +56,27 @@ def parse_one(word: str) -> Override:
     """
     try:
         (override,) = OverridesParser.create(loader()).parse_overrides([meant(word)])
+        is_mixture = _contains_sweep(override.value())
     except BAD_INPUT as error:
         raise ConfigError([_unreadable(word)]) from error
     check(rule(bool(override.key_or_group), word[:200], ..., "is not key=value"))
+    text = "mixes single values with range(), choice(), interval() or glob()"
+    remedy = "write the values out, as in seed=0,1,2,7"
+    check(rule(not is_mixture, override.get_key_element(), typed_in(override), text, remedy))
     return override
+
+
+def _contains_sweep(value: Any) -> bool:
+    """Return whether a sweep is among the values of a sweep, a list or a mapping."""
+    if isinstance(value, ChoiceSweep):
+        members = value.list
+    elif isinstance(value, Mapping):
+        members = list(value.values())
+    elif isinstance(value, list):
+        members = value
+    else:
+        return False
+    return any(isinstance(member, Sweep | Glob) or _contains_sweep(member) for member in members)
 
 
 def _unreadable(word: str) -> Problem:
@@ -218,8 +237,10 @@ def values_of(override: Override) -> Iterator[str]:
     sweep = override.value()
     if isinstance(sweep, RangeSweep) and sweep.step == 0:
         raise rejection("must have a step other than 0", "leave it out for 1")
+    if isinstance(sweep, RangeSweep) and not all(map(math.isfinite, _floats_of(sweep))):
+        raise rejection("must have finite numbers", "for example range(0,5)")
     values: set[str] = set()
-    for value in override.sweep_string_iterator():
+    for value in _with_decimal_range(override).sweep_string_iterator():
         if value in values:
             raise rejection(f"has {value} twice", "leave it out: a run is made once")
         values.add(value)
@@ -228,6 +249,28 @@ def values_of(override: Override) -> Iterator[str]:
         known = ", ".join(options(override.key_or_group))
         remedy = f"known here: {known}" if known else "range(start,stop,step) ends before stop"
         raise rejection("has no values", remedy)
+
+
+def _floats_of(sweep: RangeSweep) -> list[float]:
+    """Return those of start, stop and step of a range that are no integers."""
+    bounds = (sweep.start, sweep.stop, sweep.step)
+    return [number for number in bounds if isinstance(number, float)]
+
+
+def _with_decimal_range(override: Override) -> Override:
+    """Return `override`. If it sweeps over a range, the range counts in decimal numbers.
+
+    Hydra adds the step in binary numbers, so that `range(0.1,0.5,0.1)` has 0.30000000000000004.
+    """
+    sweep = override.value()
+    if not isinstance(sweep, RangeSweep) or not _floats_of(sweep):
+        return override
+    decimals: dict[str, Any] = {
+        "start": Decimal(str(sweep.start)),
+        "stop": Decimal(str(sweep.stop)),
+        "step": Decimal(str(sweep.step)),
+    }
+    return replace(override, _value=replace(sweep, **decimals))
 
 
 def first_line(error: BaseException) -> str:

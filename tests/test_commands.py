@@ -215,6 +215,12 @@ def test_experiments_are_no_commands_and_a_mistyped_command_is_told_with_the_nea
     assert done.stderr.endswith("  did you mean `fedsim list selectors`?\n")
 
 
+def test_an_override_is_no_mistyped_command(tmp_path: Path) -> None:
+    done = python(tmp_path, "-m", "fedsim", "~tracker")
+    assert done.returncode == 2
+    assert "did you mean `fedsim" not in done.stderr
+
+
 def test_run_is_no_command(tmp_path: Path) -> None:
     done = python(tmp_path, "-m", "fedsim", "run", "seed=1")
     assert (done.returncode, done.stdout) == (2, "")

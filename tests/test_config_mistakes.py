@@ -108,7 +108,7 @@ selector=none -> selector='none': is not a choice of conf/selector/ // known her
 selector=a/own -> selector='a/own': is not a choice of conf/selector/ // known here
 dataset=dirichlet_qp -> // did you mean partition=dirichlet_qp?
 optimizer=cosine -> // did you mean optimizer/schedule=cosine?
-hydra/sweeper=optuna -> hydra/sweeper='optuna': is not a choice of conf/hydra/sweeper/ // known here: basic
+hydra/sweeper=optuna -> hydra/sweeper: must not be set // leave it out
 selector/threshold=linear -> has no effect: the choice of selector has no such group // choose a selector that has one
 K=5 -> K: is not a known key // did you mean cohort_size?
 selector.Q=4 -> // did you mean selector.queue_length (selector=pncs)?

@@ -126,14 +126,29 @@ def test_a_callback_that_another_file_places_below_hydra_is_never_built(
         "hydra.sweep.dir=/tmp/elsewhere",
         "hydra.run.dir=outputs/x",
         "hydra={}",
+        "hydra/job_logging=none",
+        "hydra/hydra_logging=none",
+        "hydra/output=default",
+        "hydra/sweeper=basic",
+        "~hydra/help",
     ],
 )
 def test_an_override_sets_only_how_jobs_are_swept_over_and_launched(
     rejected: Rejected, word: str
 ) -> None:
-    key = word.lstrip("+").split("=")[0]
+    key = word.lstrip("+~").split("=")[0]
     assert f"{key}: must not be set" in rejected(word)
     assert f"{key}: must not be set" in rejected("-m", word)
+
+
+@pytest.mark.parametrize("entry", ["override /hydra/job_logging: none", "/hydra/output: default"])
+def test_a_file_chooses_in_no_group_of_hydra_except_the_launcher(
+    rejected: Rejected, tmp_path: Path, entry: str
+) -> None:
+    text = f"# @package _global_\ndefaults: [{{{entry}}}]\n"
+    folder = write(tmp_path, "preset/bad.yaml", text)
+    key = entry.split("/", 1)[1].split(":")[0]
+    assert f"{key}: must not be set" in rejected("--config-dir", folder, "preset=bad")
 
 
 def test_a_primary_config_imports_no_packages(

@@ -169,7 +169,7 @@ def run_experiment(argv: Sequence[str]) -> Any:
     except SystemExit as end:  # raised by argparse
         code = end.code
     first = argv[0] if argv else ""
-    is_word = first and "=" not in first and not first.startswith("-")
+    is_word = first and "=" not in first and not first.startswith(("-", "~", "+"))
     if code == MistakeError.exit_code and is_word and place.rank == 0:
         command = "" if first in RUN_WORDS else nearest(first, COMMANDS)
         if command is not None:

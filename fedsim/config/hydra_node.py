@@ -28,6 +28,8 @@ REMEDY = (
     f"leave it out: of `hydra`, a config sets {', '.join(SETTABLE)}; "
     "a run's folder is set by output_dir and name"
 )
+LAUNCHER = "hydra/launcher"
+"""The only config group of Hydra in which a config or an override may choose."""
 SLURM = "fedsim.jobs.launchers.SlurmJobs"
 """The launcher that submits jobs to Slurm, the scheduler of a cluster."""
 SUBMITIT_LAUNCHERS = ("fedsim.jobs.launchers.LocalJobs", SLURM)
@@ -90,11 +92,16 @@ def guarded_environment() -> Iterator[None]:
 
 
 def node_problems(keys: Iterable[str]) -> Iterator[Problem]:
-    """Yield a problem for each of the dotted `keys` that is below `hydra` and may not be set."""
+    """Yield a problem for each of the dotted `keys` that is below `hydra` and may not be set.
+
+    A key may also be a config group, such as `hydra/output`.
+    """
     settable = tuple(f"hydra.{key}." for key in SETTABLE)
     # with a dot at the end, so that `hydra.modes` does not pass for `hydra.mode`
     for key in keys:
-        if f"{key}.".startswith("hydra.") and not f"{key}.".startswith(settable):
+        is_other_key = f"{key}.".startswith("hydra.") and not f"{key}.".startswith(settable)
+        is_other_group = key.startswith("hydra/") and key != LAUNCHER
+        if is_other_key or is_other_group:
             yield Problem(key, ..., "must not be set", REMEDY)
 
 

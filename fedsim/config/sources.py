@@ -25,7 +25,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from fedsim.config.choice_files import ChoiceFiles
+from fedsim.config.choice_files import ChoiceFiles, included_choices
 from fedsim.config.hydra_node import guarded_environment, node_problems
 from fedsim.config.yaml_files import PACKAGE, package_of, parse_yaml, read_text
 from fedsim.core.configs import leaves, nest
@@ -53,7 +53,9 @@ class CheckedFolder(ConfigSource):
         in_config = leaves(nest(content, package_of(text, group)))
         check(*node_problems(key for key, _ in in_config))
         if "defaults" in content:
-            content = content | {"defaults": known_choices().defaults(content, group)}
+            defaults = known_choices().defaults(content, group)
+            check(*node_problems(name for name, _ in included_choices(defaults, group)))
+            content = content | {"defaults": defaults}
         package = PACKAGE.match(text)
         header = {"package": package[1] if package else None}
         url = f"checked://{self.path}"

@@ -1,7 +1,12 @@
 """FedEntOpt: select clients whose pooled labels have the highest entropy.
 
 Lutz, Steidl, Müller and Samek, "Optimizing Federated Learning by Entropy-Based Client Selection",
-2024 (arXiv 2411.01240), Algorithm 1.
+2024 (arXiv 2411.01240).
+
+Of this paper only the abstract and the opening pages could be read, and no code of the authors was
+found. So this docstring cites no equation. The abstract confirms the idea: the server selects
+clients whose pooled labels have the highest entropy. The algorithm follows two re-implementations
+by others.
 
 The label counts of a client are its numbers of training samples in each class. The pool of some
 clients is the sum of their label counts. The more evenly the pool covers all classes, the higher
@@ -22,10 +27,13 @@ available clients that are not in the queue:
 The server requests the label counts of each client in the first round in which the client is
 available.
 
-What the paper leaves open: The maximum length of the queue (its Q) is N // 2 by default, because
-the paper finds about N / 2 best for Dirichlet skew. Ties are broken at random. If there are fewer
-than K candidates, the available clients that have been in the queue longest become candidates, too.
-If fewer than K clients are available, all of them are selected.
+Not confirmed by the authors: the steps above, and the maximum length of the queue (Q). It is N // 2
+by default. By the re-implementations' notes, the best Q is about 0.5 N for Dirichlet skew, and
+0.7 N for few classes per client. One re-implementation has 0.7 N by default, the other 0.5 N.
+
+fedsim's decisions: The queue changes after the round, as in one of the two. Ties are broken at
+random. If there are fewer than K candidates, the available clients that have been in the queue
+longest also become candidates. If fewer than K clients are available, all of them are selected.
 """
 
 import numpy as np

@@ -43,6 +43,13 @@ def test_names_are_found_in_any_spelling_and_each_entry_is_printed_once(
     assert "% no paper" in printed
 
 
+def test_a_name_that_the_literature_uses_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["cite", "pow_d", "FedEntOpt"]) == 0
+    printed = capsys.readouterr().out
+    assert "Yae Jee Cho" in printed
+    assert "Entropy-Based Client Selection" in printed
+
+
 def test_an_unknown_name_is_an_error_with_the_nearest_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -8,7 +8,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fedsim.commands.dispatch import MistakeError
+from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.yaml_files import spelt
+from fedsim.core.disk import conf_dir
 from fedsim.core.text import nearest
 
 REFERENCES = Path(__file__).parent / "assets" / "references.bib"
@@ -43,10 +45,18 @@ def read_entries() -> dict[str, list[str]]:
 
 
 def find_entries(name: str, entries: dict[str, list[str]]) -> list[str]:
-    """Return the entries of a choice. Raises `MistakeError` with the nearest name if unknown."""
+    """Return the entries of a choice, which may be called by a name that the literature uses.
+
+    Raises `MistakeError` with the nearest name if it is unknown.
+    """
     name = spelt(name)
-    if name not in entries:
-        close = nearest(name, entries)
-        hint = f"did you mean {close}?" if close else "`fedsim cite` lists all names"
-        raise MistakeError(f"{name} has no reference; {hint}")
-    return entries[name]
+    if name in entries:
+        return entries[name]
+    files = ChoiceFiles([conf_dir()])
+    for group in files.groups:
+        choice = files.meant(group, name)
+        if choice in entries:
+            return entries[choice]
+    close = nearest(name, entries)
+    hint = f"did you mean {close}?" if close else "`fedsim cite` lists all names"
+    raise MistakeError(f"{name} has no reference; {hint}")

@@ -373,7 +373,7 @@ def test_sentences_say_what_is_beyond_chance(answer: Answer) -> None:
     assert "`flips` has the highest mean gain over regimes: +5.0" in second
     assert "If `flips` stops at random selection's simulated time, its mean gain is +5.0" in third
     assert "lose at equal bytes, with intervals below zero: `top_loss` -4.9" in third
-    assert "(corrected, only `top_loss` beyond chance)" in third
+    assert "(after correction, beyond chance: `top_loss`)" in third
     assert "`flips` +5.0" in fourth
     assert "of smartwatch and synthetic handwriting" in fifth
     assert "10 to 100 clients, of which 1 to 10 are selected" in fifth

@@ -31,6 +31,7 @@ class Squares:
 
     @property
     def mean(self) -> float:
+        """The mean square."""
         return self.total / self.df
 
     def pooled(self, other: "Squares") -> "Squares":
@@ -72,13 +73,14 @@ def effect_of_seeds(gains: Floats) -> dict[str, float]:
     The statistic is the mean over M methods of F, the mean square of R seeds divided by that of the
     rest (two-way analysis of variance). The test exchanges the seeds within each setting at random,
     for all methods alike. Returns the statistic (`f`), its mean over permutations (`f_without`),
-    and the share of permutations in which it is at least as high (`p`).
+    and the p-value (`p`): about the share of permutations in which it is at least as high. S and R
+    must be at least 2.
     """
     _, num_settings, num_seeds = gains.shape
     settings = np.arange(num_settings)
 
     def mean_f(*seeds: NDArray[np.intp]) -> float:
-        """Return the statistic if the setting s has its seed `seeds[r][s]` at place r."""
+        """Return the statistic if column r of setting s has the value of seed `seeds[r][s]`."""
         places = np.stack(seeds, axis=1)
         values = []
         for of_method in gains:
@@ -117,15 +119,17 @@ def _scaled_variance(settings: Squares, seeds: Squares, rest: Squares) -> tuple[
 
     The mean square of the rest has the expectation E = var_rest, that of settings
     A = E + R var_setting, and that of seeds B = E + S var_seed. S R times the variance of the mean
-    is A + B - E. No variance is negative, so A and B are at least E. If a mean square is below that
-    of the rest, REML takes its variance as 0. Both squares are then pooled to estimate E. For
-    example, if A = E, what remains of A + B - E is B.
+    is A + B - E. No variance is negative, so A and B are at least E. Estimates may violate this: if
+    a mean square is below that of the rest, REML takes its variance as 0, and pools both squares to
+    estimate E. The other variance is then positive if its mean square is above the pooled one. For
+    example, if only B is above E, what remains of A + B - E is B.
     """
     for one, other in ((settings, seeds), (seeds, settings)):
-        only_other_has_a_variance = other.mean > one.pooled(rest).mean
-        if one.mean < rest.mean and only_other_has_a_variance:
+        other_has_a_variance = other.mean > one.pooled(rest).mean
+        if one.mean < rest.mean and other_has_a_variance:
             return other.mean, other.df
-    if settings.mean < rest.mean or seeds.mean < rest.mean:  # neither has a variance: A = B = E
+    # Neither has a variance: A = B = E. `crossed_mean` says why the degrees are those of settings.
+    if settings.mean < rest.mean or seeds.mean < rest.mean:
         return settings.pooled(seeds).pooled(rest).mean, settings.df
     scaled_variance = settings.mean + seeds.mean - rest.mean
     spread = sum(squares.mean**2 / squares.df for squares in (settings, seeds, rest))

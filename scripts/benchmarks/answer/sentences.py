@@ -1,4 +1,7 @@
-"""The sentences of docs/benchmark.md, from an `Answer`."""
+"""Generated texts of the benchmark's pages, from an `Answer`.
+
+`sentences` and `not_run` are on docs/benchmark.md, the others on docs/benchmark_details.md.
+"""
 
 from collections.abc import Sequence
 
@@ -22,16 +25,15 @@ from scripts.benchmarks.answer.wording import (
     count_of,
     listed,
     mean_gain,
-    none_beyond,
     points,
 )
 
 EARLY_SHARE = 0.2
-"""A share of the rounds."""
+"""`early` reports gains after this share of the rounds."""
 
 
 def sentences(answer: Answer) -> str:
-    """Return the five sentences of the answer."""
+    """Return the five paragraphs of the answer, as bullets."""
     return "\n".join(
         f"- {sentence}"
         for sentence in (
@@ -53,11 +55,11 @@ def whether(answer: Answer) -> str:
         title += f" (preliminary, {num} of {num_all} settings)"
     better, worse = (answer.beyond_chance(sign, gains=answer.overall) for sign in (1, -1))
     in_regimes = ahead_and_behind(answer, "p_holm")
-    if in_regimes == none_beyond(answer) and not better and not worse:
-        tests = f"{in_regimes}, neither in a regime nor in the mean over regimes"
-    else:
+    if _is_any_beyond(answer):
         of_means = f"{count_of(better, len(answer.rivals))} ahead, and {len(worse)} behind"
         tests = f"{in_regimes} in a regime. In the mean over regimes, {of_means}"
+    else:
+        tests = f"{in_regimes}, neither in a regime nor in the mean over regimes"
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
     mean = answer.needed(answer.overall).median()
     in_regime = answer.needed(answer.intervals).median()
@@ -66,8 +68,26 @@ def whether(answer: Answer) -> str:
         f"{tests}. But these tests are weak, because they are corrected for all methods: to be "
         f"beyond chance, a mean gain had to exceed {mean:.1f} points (median over methods), and a "
         f"gain in one regime {in_regime:.1f}. The largest gain in a regime is {points(largest)}."
-        f"{_baseline(answer)} Methods do differ from each other "
-        "([ranks](benchmark_details.md#ranks)), most clearly the poor ones from the others."
+        f"{_baseline(answer)}{_differences(answer)}"
+    )
+
+
+def _is_any_beyond(answer: Answer) -> bool:
+    """Return whether a method gains or loses beyond chance, in a regime or in the mean."""
+    signs = (1, -1)
+    in_means = any(answer.beyond_chance(sign, gains=answer.overall) for sign in signs)
+    return in_means or any(answer.beyond_chance(sign) for sign in signs)
+
+
+def _differences(answer: Answer) -> str:
+    """Say that methods differ from each other, if they do in most regimes by Friedman's test."""
+    _, tests = answer.ranks
+    is_different = tests.loc["friedman"] < ALPHA
+    if is_different.mean() <= 0.5:
+        return ""
+    return (
+        f" Methods do differ from each other, in {is_different.sum()} of {len(is_different)} "
+        "regimes ([ranks](benchmark_details.md#ranks))."
     )
 
 
@@ -88,8 +108,11 @@ def _baseline(answer: Answer) -> str:
     if len(controls_of(answer)) < len(CONTROLS):
         return ""
     overall, in_regimes = answer.common_baseline_overall, answer.common_baseline_intervals
-    verdict = ahead_and_behind(answer, "p_holm", answer.common_baseline_tests)
-    verdict = "still none is" if verdict == none_beyond(answer) else verdict
+    tests = answer.common_baseline_tests
+    verdict = ahead_and_behind(answer, "p_holm", tests)
+    beyond = [*answer.beyond_chance(1, gains=tests), *answer.beyond_chance(-1, gains=tests)]
+    if not beyond and not _is_any_beyond(answer):
+        verdict = "still none is"
     mean, in_regime = answer.needed(overall).median(), answer.needed(in_regimes).median()
     return (
         f" With [a less noisy baseline](benchmark_details.md#baseline) {mean:.1f} and "
@@ -103,15 +126,21 @@ def how_much(answer: Answer) -> str:
     parts = [f"{mean_gain(answer.overall_after(num), best)} with {num} rounds" for num in HORIZONS]
     highest = _highest(answer)
     median = answer.changes.loc[best, "median"]
-    controls = [points(answer.overall.loc[name, "gain"]) for name in controls_of(answer)]
     return (
         f"**By how much, and when?** `{best}` has the highest mean gain over regimes: "
-        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}). The median over settings "
-        f"is {points(median)}. As the best of {len(answer.rivals)} estimates, it is probably too "
-        f"high.{_above_zero(answer, best)} Taken one by one, no interval of a mean gain ends above "
-        f"{points(highest)}. Two controls, which are random selection again, have "
-        f"{' and '.join(controls)}.{_rate(answer)}"
+        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}). This is probably too "
+        f"high, because it is the best of {len(answer.rivals)} estimates. The median over settings "
+        f"is {points(median)}.{_above_zero(answer, best)} Taken one by one, no interval of a mean "
+        f"gain ends above {points(highest)}.{_of_controls(answer)}{_rate(answer)}"
     )
+
+
+def _of_controls(answer: Answer) -> str:
+    """Say what the controls gain, if they have run."""
+    gains = [points(answer.overall.loc[name, "gain"]) for name in controls_of(answer)]
+    if not gains:
+        return ""
+    return f" For comparison, random selection again has {' and '.join(gains)} (controls)."
 
 
 def _above_zero(answer: Answer, best: str) -> str:
@@ -123,15 +152,16 @@ def _above_zero(answer: Answer, best: str) -> str:
     for num_rounds in HORIZONS:
         row = answer.overall_after(num_rounds).loc[best]
         if row["gain"] - row["half"] > 0:
-            above.append(f"{num_rounds}")
+            above.append(num_rounds)
     if not above:
         return ""
     text = (
-        f" With {' and '.join(above)} rounds its interval is above zero. But this interval is that "
-        f"of one method by itself, and not of the best of {len(answer.rivals)}."
+        f" With {' and '.join(map(str, above))} rounds its interval is above zero. But this "
+        f"interval is that of one method by itself, and not of the best of {len(answer.rivals)}."
     )
-    controls = answer.intervals.xs(("constant", HORIZONS[0]), level=REGIME)["gain"]
-    if f"{HORIZONS[0]}" in above and (controls.reindex(controls_of(answer)) > 0).all():
+    names = controls_of(answer)
+    in_regime = answer.intervals.xs(("constant", HORIZONS[0]), level=REGIME)["gain"]
+    if HORIZONS[0] in above and names and (in_regime.reindex(names) > 0).all():
         text += (
             f" And part of it may be bad luck of random selection: under `constant, {HORIZONS[0]}` "
             "the controls gain, too."
@@ -151,7 +181,7 @@ def _rate(answer: Answer) -> str:
         return ""
     row = answer.tuning.loc[REFERENCE]
     return (
-        f" For comparison, in trials of {HORIZONS[0]} rounds a learning rate three times too high "
+        f" In trials of {HORIZONS[0]} rounds a learning rate three times too high "
         f"costs random selection {row['too_high']:.0f} points on average (more than {COLLAPSE} in "
         f"{row['collapses']:.0f} of {row['with_higher']:.0f} cases), and one three times too low "
         f"{row['too_low']:.0f}."
@@ -188,11 +218,12 @@ def _losses_at_equal_bytes(answer: Answer) -> str:
         return ""
     parts = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
     beyond = answer.beyond_chance(-1, gains=answer.overall_at["equal bytes"])
-    verdict = f"only {listed(beyond)} beyond chance" if beyond else "none is beyond chance"
+    verdict = f"beyond chance: {listed(beyond) or 'none'}"
     return (
         " Methods that ask many clients lose at equal bytes, with intervals below zero: "
-        f"{', '.join(parts)} (corrected, {verdict}). Their rates and schedules were tuned for the "
-        "whole number of rounds. They may lose less if tuned for the rounds that they can afford."
+        f"{', '.join(parts)} (after correction, {verdict}). Their rates and schedules were tuned "
+        "for the whole number of rounds. They may lose less if tuned for the rounds that they can "
+        "afford."
     )
 
 
@@ -225,10 +256,10 @@ def not_shown(answer: Answer) -> str:
     without = f" These have not run yet: {', '.join(missing)}." if missing else ""
     needed = answer.needed(answer.overall)
     return (
-        "**What is not shown?** That no method gains. To be beyond chance, an estimated mean gain "
-        f"had to exceed {needed.min():.1f} to {needed.max():.1f} points, depending on the method. "
-        "If the true gain is as large as that, half of such studies miss it. The settings that "
-        "have run are of "
+        "**What is not shown?** That methods do not gain. To be beyond chance, an estimated mean "
+        f"gain had to exceed {needed.min():.1f} to {needed.max():.1f} points, depending on the "
+        "method. If the true gain is as large as that, half of such studies miss it. The settings "
+        "that have run are of "
         f"{', '.join(data[:-1])} and {data[-1]}, with small models and {clients} clients, of which "
         f"{cohorts} are selected in a round.{without} The answer says nothing about larger models, "
         "real devices, fairness between clients or privacy."
@@ -286,18 +317,20 @@ def seeds(answer: Answer) -> str:
     effect = answer.effect_of_seeds
     common = answer.effect_of_seeds_with_common_baseline
     is_seen = effect["p"] < ALPHA
-    verdict = "So seeds stay crossed" if is_seen else "This is no evidence against independence"
+    verdict = "So intervals allow for an effect of seeds that all settings share"
+    if not is_seen:
+        verdict = "So no such effect is seen. Intervals allow for one all the same"
     text = (
-        "A permutation test asks whether seeds have such an effect on mean gains. It exchanges the "
-        "seeds within each setting at random, for all methods alike. The variance between seeds, "
-        f"divided by that of the rest, is {effect['f']:.1f} (F, mean over {len(answer.rivals)} "
+        "A permutation test asks whether seeds have a common effect on mean gains. It exchanges "
+        "the seeds within each setting at random, for all methods alike. The variance between "
+        f"seeds, divided by that of the rest, is {effect['f']:.1f} (F, mean over {len(answer.rivals)} "
         f"methods). In permutations it is {effect['f_without']:.1f} on average, and as high in "
         f"{100 * effect['p']:.1f} % of {inference.NUM_PERMUTATIONS:,}. {verdict}."
     )
     if is_seen and common["p"] >= ALPHA:
         text += (
             " The effect seems to lie in the runs of random selection, which are part of every "
-            f"gain: with the [baseline below](#baseline), F is {common['f']:.1f} (p = "
+            f"gain: with the [less noisy baseline](#baseline), F is {common['f']:.1f} (p = "
             f"{common['p']:.2f})."
         )
     return text

@@ -324,8 +324,9 @@ def seeds(answer: Answer) -> str:
         "A permutation test asks whether seeds have a common effect on mean gains. It exchanges "
         "the seeds within each setting at random, for all methods alike. The variance between "
         f"seeds, divided by that of the rest, is {effect['f']:.1f} (F, mean over "
-        f"{len(answer.rivals)} methods). In permutations it is {effect['f_without']:.1f} on average, and as high in "
-        f"{100 * effect['p']:.1f} % of {inference.NUM_PERMUTATIONS:,}. {verdict}."
+        f"{len(answer.rivals)} methods). In permutations it is {effect['f_without']:.1f} on "
+        f"average, and as high in {100 * effect['p']:.1f} % of {inference.NUM_PERMUTATIONS:,}. "
+        f"{verdict}."
     )
     if is_seen and common["p"] >= ALPHA:
         text += (

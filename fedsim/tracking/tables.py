@@ -226,7 +226,7 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
         choices = tuple(str(row["labels"].get(key, "-")) for key in differing)
         groups.setdefault(choices, []).append(row)
         lines.append((choices, _job_cells(row, has_rounds=has_rounds)))
-    console.print(f"{len(rows)} jobs", style="italic")
+    console.print("1 job" if len(rows) == 1 else f"{len(rows)} jobs", style="italic")
     heads = list(short_names(differing).values())
     left_out = _print_table(heads, lines, console)
     windows = dict.fromkeys(window_of(row["summary"]) for row in rows)

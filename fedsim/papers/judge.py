@@ -34,10 +34,11 @@ from fedsim.results.statistics import Estimate
 class Judged:
     """A printed number or claim, and the evidence about it from our runs.
 
-    `evidence` is None if it cannot be judged: `detail` then has the reason, otherwise remarks.
-    `preset` is the preset of the runs, "" where it does not matter. `over_paper` is the verdict of
-    the stricter reading. `tests` is the number of tests in its family. `ours` is the mean of our
-    runs that are like those of a printed number, whatever their size (`Cases.rounds`).
+    `evidence` is None if the number or claim cannot be judged. `detail` is then the reason, and
+    otherwise holds remarks. `preset` is the preset of the runs, "" where it does not matter.
+    `over_paper` is the verdict of the stricter reading, and `tests` the number of tests in the
+    family; both are set by `correct`. `ours` is the mean of our runs that are like those of a
+    printed number, also if they are too short to judge it. `rounds` then says how long they are.
     """
 
     printed: Number | Claim
@@ -203,9 +204,10 @@ def omnibus(errors: Sequence[float]) -> tuple[int, float, float, float] | None:
     """Return number, mean and standard deviation of standardised errors, and the p-value of the sum
     of their squares.
 
-    An error is standard normal if the printed number is one more run of ours. nan are skipped. None
-    for fewer than two errors. The p-value assumes independent numbers. Numbers of one run at
-    several rounds are not independent, so that it describes rather than tests.
+    An error is standard normal if the printed number is a draw from the distribution of our runs.
+    Errors that are nan (of one seed, or of runs without any spread) are skipped. Returns None if
+    fewer than two remain. The p-value assumes independent numbers. Numbers of one run at several rounds
+    are not independent: for these it describes and does not test.
     """
     z = np.array([error for error in errors if math.isfinite(error)])
     if len(z) < 2:
@@ -217,8 +219,8 @@ def omnibus(errors: Sequence[float]) -> tuple[int, float, float, float] | None:
 def standardised_errors(judged: Sequence[Judged]) -> dict[tuple[str, str], list[float]]:
     """Return the standardised errors of the judged numbers, by (table, row).
 
-    The key (table, "") has the errors of all rows, without rows that were added after runs had been
-    seen.
+    The key (table, "") has the errors of all rows except those added after runs had been seen. An
+    id is "table/row/column".
     """
     errors: dict[tuple[str, str], list[float]] = {}
     for judgement in judged:

@@ -24,9 +24,9 @@ from fedsim.results.runs import Run
 SETTING = ("cell", "dataset", "partition", "model", "system", "clients")
 """Config groups whose choices and values define a setting, in which methods are compared."""
 MAIN_CHOICES = (*SETTING, "selector")
-"""Config groups that label runs, in this order, if their choices differ."""
+"""Config groups that label groups of runs, in this order, if their choices differ."""
 OTHER_CHOICES = ("local_algorithm", "aggregator", "optimizer", "availability")
-"""Config groups that label runs, in this order, if their labels are otherwise equal."""
+"""Config groups that label groups only where main choices and parts of selectors are equal."""
 NEW_GROUPS = {"system": "none", "clients": "honest", "local_algorithm": "plain"}
 """The usual choices in config groups that earlier versions do not have."""
 REFERENCE = "random"
@@ -37,41 +37,40 @@ CONTROL = "random_control"
 """The selector that is random selection with other random numbers. Comparisons must find it equal
 to random selection."""
 MISSING = "-"
-"""The text of a label for a group whose config does not have the key."""
+"""The text of a label for a group that does not have the key. A setting has no such label."""
 PRECISION = "engine.precision"
-"""The key of the only value of the engine that changes more than last digits."""
+"""The key of the only value of the engine that can change results beyond rounding errors."""
 Labels = dict[str, str]
 """The labels of a group: texts of choices by config group, and of config values by dotted key
 (`partition.alpha`)."""
 Texts = dict[str, str]
-"""All choices or values of a group as texts, by the same keys. Some of them become labels."""
+"""Candidates for labels: every choice, or every config value, of a group. Keys as in `Labels`."""
 
 
 def make_labels(runs: Sequence[Run]) -> list[Labels]:
     """Return the labels of groups of runs, each of which is given by one of its runs.
 
-    Only what distinguishes groups is a label. All labels have their keys in the same order.
+    Labels are what distinguishes groups, and what else is needed so that a method has the same keys
+    in every setting, and a setting the same for every method. Their keys are in one order.
     """
     configs = [compared_config(run) for run in runs]
     choices = [_choices(run) for run in runs]
     values = _values_as_text(configs)
     # 1. The main choices that differ.
     labels = _main_labels(choices)
-    # 2. What distinguishes groups that have equal labels so far. The precision is among the values,
-    #    but the engine and its other values come last: groups that differ in anything else are not
-    #    distinguished by the engine that happened to run them.
+    # 2. What distinguishes groups that have equal labels so far. The engine is last: it is a label
+    #    only if nothing else differs, since it does not change results beyond rounding errors.
     for details in (
         _parts_of_selectors(choices),
         _named_choices(OTHER_CHOICES, choices, configs),
-        _without_engine(values),
+        _without_engine(values),  # but with the precision
         _named_choices(("engine",), choices, configs),
-        values,
+        values,  # of the engine and the device, as all others are equal by now
     ):
         _distinguish(labels, details)
     # 3. Settings have one name, whatever methods ran in them.
     _complete_settings(labels, values)
-    # 4. If there are several versions of the user's code, groups that are distinguished already get
-    #    it, too.
+    # 4. The version of the user's code, if there are several, also where labels differ already.
     _add_code_versions(labels, runs)
     # 5. One order of keys.
     keys = dict.fromkeys(key for label in labels for key in label)
@@ -83,7 +82,7 @@ def make_labels(runs: Sequence[Run]) -> list[Labels]:
 
 def is_setting(key: str) -> bool:
     """Return whether a label belongs to the setting, by its key."""
-    return key.partition(".")[0] in SETTING
+    return re.split(r"[./]", key)[0] in SETTING
 
 
 def is_value(key: str) -> bool:
@@ -107,7 +106,7 @@ def split_labels(labels: Mapping[str, str]) -> tuple[str, str]:
 
 
 def sort_key(text: str) -> tuple[bool, list[str | float]]:
-    """Return a key that sorts `REFERENCE` first, and numbers in texts by value (-2, 2, 10)."""
+    """Return a key that sorts the text `REFERENCE` first, and numbers in texts by value."""
     # A minus is a sign at the beginning of a word or value, as in lr=-2, but not in dirichlet-2.
     number = r"((?:(?<![^\s=])-)?\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
     parts: list[str | float] = list(re.split(number, text))
@@ -209,11 +208,13 @@ def _named_choices(
 def _distinguish(labels: Sequence[Labels], details: Sequence[Texts]) -> None:
     """Make labels of those `details` that distinguish groups with equal labels, in place.
 
-    If a key distinguishes some groups of a method, all groups of the method get it as a label.
-    Otherwise the method would have another name in the settings where it ran with one value only,
-    and comparisons over settings would miss it.
+    If a key distinguishes some groups of a method, all groups of the method get it as a label. (A
+    method are the groups whose labels are equal before this call, except those of the setting.)
+    Otherwise the method would have another name in settings where it ran with one value only, and
+    comparisons over settings would miss it. For example, if gpfl ran with rho 1 and 2 in one
+    setting and only with 1 in another, the latter gets rho=1 as well.
     """
-    methods = [_method_labels(label) for label in labels]  # before details are added
+    methods = [_method_labels(label) for label in labels]
     # 1. Groups with equal labels get the details in which they differ.
     with_equal_labels: dict[Hashable, list[int]] = {}
     for index, label in enumerate(labels):

@@ -206,8 +206,8 @@ def omnibus(errors: Sequence[float]) -> tuple[int, float, float, float] | None:
 
     An error is standard normal if the printed number is a draw from the distribution of our runs.
     Errors that are nan (of one seed, or of runs without any spread) are skipped. Returns None if
-    fewer than two remain. The p-value assumes independent numbers. Numbers of one run at several rounds
-    are not independent: for these it describes and does not test.
+    fewer than two remain. The p-value assumes independent numbers. Numbers of one run at several
+    rounds are not independent: for these it describes and does not test.
     """
     z = np.array([error for error in errors if math.isfinite(error)])
     if len(z) < 2:

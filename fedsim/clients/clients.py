@@ -390,11 +390,13 @@ class Clients:
         that were collected before, cost nothing.
         """
         self._context.require(Signal.UPDATES)
-        return self.receive(ids)
+        return self.receive(ids).with_own_arrays()
 
     def receive(self, ids: Ids) -> Cohort:
-        """Return the same as `collect`. The round loop calls this for the cohort, whatever the
-        selector declares."""
+        """Return the same as `collect`, with arrays that fedsim itself uses, too.
+
+        The round loop calls this for the cohort, whatever the selector declares.
+        """
         ids = self._checked(ids)
         if not len(ids):
             return empty_cohort(self._params, self._engine.trained)
@@ -408,8 +410,7 @@ class Clients:
         self._ledger.uploaded.update(ids.tolist())
         seconds = self._exchange(ids, train=samples, up=bytes_up)
         cohort = self._results.of(ids)
-        cohort = replace(cohort, ids=ids, durations=seconds, samples=None, momentum=None)
-        return cohort.with_own_arrays()
+        return replace(cohort, ids=ids, durations=seconds, samples=None, momentum=None)
 
     def server_has(self, ids: Ids) -> Bools:
         """Return whose whole update the server has already [len(ids)]."""

@@ -208,8 +208,8 @@ def _named_choices(
 def _distinguish(labels: Sequence[Labels], details: Sequence[Texts]) -> None:
     """Make labels of those `details` that distinguish groups with equal labels, in place.
 
-    If a key distinguishes some groups of a method, all groups of the method get it as a label. (A
-    method are the groups whose labels are equal before this call, except those of the setting.)
+    If a key distinguishes some groups of a method, all groups of the method get it as a label. A
+    method is here all groups whose labels before this call are equal, except those of the setting.
     Otherwise the method would have another name in settings where it ran with one value only, and
     comparisons over settings would miss it. For example, if gpfl ran with rho 1 and 2 in one
     setting and only with 1 in another, the latter gets rho=1 as well.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from fedsim.benchmark.rules import CONTROLS, HORIZONS, VARIATIONS, Draw
+from fedsim.benchmark.rules import CONTROLS, HORIZONS, SEEDS, VARIATIONS, Draw
 from fedsim.results.labels import REFERENCE
 from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
@@ -65,10 +65,10 @@ def whether(answer: Answer) -> str:
     in_regime = answer.needed(answer.intervals).median()
     return (
         f"{title}. Learning rate and parameters are tuned for each method. At equal rounds, "
-        f"{tests}. But these tests are weak, because they are corrected for all methods: to be "
-        f"beyond chance, a mean gain had to exceed {mean:.1f} points (median over methods), and a "
-        f"gain in one regime {in_regime:.1f}. The largest gain in a regime is {points(largest)}."
-        f"{_baseline(answer)}{_differences(answer)}"
+        f"{tests}. But these tests are weak, with {len(SEEDS)} seeds and a correction for all "
+        f"methods: to be beyond chance, a mean gain had to exceed {mean:.1f} points (median over "
+        f"methods), and a gain in one regime {in_regime:.1f}. The largest gain in a regime is "
+        f"{points(largest)}.{_baseline(answer)}{_differences(answer)}"
     )
 
 

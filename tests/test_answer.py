@@ -11,8 +11,10 @@ from fedsim.report.drawing import style
 from scripts.benchmarks.answer import command, inference, scores, tuning
 from scripts.benchmarks.answer.answer import Answer, best_of_classes, class_of
 from scripts.benchmarks.answer.command import MAKERS
+from scripts.benchmarks.answer.evidence import evidence
 from scripts.benchmarks.answer.figures import save
-from scripts.benchmarks.answer.sentences import not_run, sentences
+from scripts.benchmarks.answer.remarks import not_run
+from scripts.benchmarks.answer.sentences import sentences
 from scripts.benchmarks.answer.tables import (
     gains_table,
     partial_table,
@@ -370,16 +372,28 @@ def test_sentences_say_what_is_beyond_chance(answer: Answer) -> None:
     assert "1 of 2 methods (`flips`) is ahead" in first
     assert "1 of 2 methods (`top_loss`) is behind it in a regime" in first
     assert "In the mean over regimes, 1 of 2 methods (`flips`) is ahead, and 1 behind" in first
-    assert "`flips` has the highest mean gain over regimes: +5.0" in second
-    assert "If `flips` stops at random selection's simulated time, its mean gain is +5.0" in third
-    assert "lose at equal bytes, with intervals below zero: `top_loss` -4.9" in third
-    assert "(after correction, beyond chance: `top_loss`)" in third
-    assert "`flips` +5.0" in fourth
-    assert "of smartwatch and synthetic handwriting" in fifth
-    assert "10 to 100 clients, of which 1 to 10 are selected" in fifth
-    alike = sentences(Answer(small_frame(0.0), pd.DataFrame())).splitlines()[0]
-    none = "none of 2 methods is ahead of random selection or behind it beyond chance"
-    assert f"{none}, neither in a regime nor in the mean over regimes" in alike
+    assert "`flips` has the highest mean gain: +5.0" in second
+    assert "Beyond chance, 1 of 2 methods (`flips`) is ahead at equal time and 1 of 2" in third
+    assert "lose at equal bytes, `top_loss` most: -4.9" in third
+    assert (
+        "The highest mean gain is that of `flips`, which asks clients for label counts." in fourth
+    )
+    assert "These have not run yet: Fashion-MNIST" in fifth
+    alike = sentences(Answer(small_frame(0.0), pd.DataFrame())).splitlines()
+    assert "none of 2 methods is ahead of random selection or behind it beyond chance" in alike[0]
+    assert "no method is ahead beyond chance." in alike[2]
+    assert "We can recommend none over random selection." in alike[3]
+
+
+def test_the_evidence_has_the_numbers_behind_the_sentences(answer: Answer) -> None:
+    text = evidence(answer)
+    assert "points of `flips` are probably an overestimate" in text
+    assert "If `flips` stops at random selection's simulated time, its mean gain is +5.0" in text
+    assert "intervals below zero: `top_loss` -4.9" in text
+    assert "After correction, beyond chance: `top_loss`." in text
+    assert "`flips` +5.0" in text.partition("**For whom?**")[2]
+    assert "of smartwatch and synthetic handwriting" in text
+    assert "10 to 100 clients, of which 1 to 10 are selected" in text
 
 
 def test_methods_that_have_run_in_some_settings_have_a_table_of_their_own() -> None:

@@ -21,8 +21,10 @@ from fedsim.benchmark.reader import read_submissions
 from fedsim.report.drawing import style
 from scripts.benchmarks import leaderboard
 from scripts.benchmarks.answer.answer import Answer
+from scripts.benchmarks.answer.evidence import evidence
 from scripts.benchmarks.answer.figures import by_regime, curves, overview, save
-from scripts.benchmarks.answer.sentences import baseline, early, not_run, seeds, sentences
+from scripts.benchmarks.answer.remarks import baseline, early, not_run, seeds
+from scripts.benchmarks.answer.sentences import sentences
 from scripts.benchmarks.answer.tables import (
     by_setting_table,
     changes_table,
@@ -51,6 +53,7 @@ FIGURES = {
 }
 MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "sentences": sentences,
+    "evidence": evidence,
     "settings": settings_table,
     "not_run": not_run,
     "means": means_table,

@@ -95,3 +95,14 @@ def listed(names: Sequence[str]) -> str:
 
 def controls_of(answer: Answer) -> list[str]:
     return [name for name in CONTROLS if name in answer.methods]
+
+
+def median_and_range(values: pd.Series) -> str:
+    return (
+        f"{values.median():.1f} points (median over methods, {values.min():.1f} to "
+        f"{values.max():.1f})"
+    )
+
+
+def bullets(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)

@@ -1,0 +1,205 @@
+"""What stands behind the five short answers (`sentences`), in more numbers."""
+
+from collections.abc import Sequence
+
+from fedsim.benchmark.rules import CONTROLS, HORIZONS, SEEDS
+from fedsim.results.labels import REFERENCE
+from fedsim.results.ranking import AT_SERVER
+from fedsim.results.statistics import ALPHA
+from scripts.benchmarks.answer.answer import Answer, best_of_classes
+from scripts.benchmarks.answer.scores import FIRST_BLOCK, REGIME
+from scripts.benchmarks.answer.sentences import is_any_beyond, losing_at_equal_bytes
+from scripts.benchmarks.answer.tuning import COLLAPSE
+from scripts.benchmarks.answer.wording import (
+    DATA,
+    DRAWS,
+    MODELS,
+    ahead_and_behind,
+    bullets,
+    controls_of,
+    listed,
+    mean_gain,
+    median_and_range,
+    points,
+)
+
+
+def evidence(answer: Answer) -> str:
+    """Return what stands behind the five sentences: bullets under a bold title for each."""
+    titles = {
+        "Does it pay?": _strength_of_tests(answer),
+        "By how much?": _best_gain(answer),
+        "At what price?": _at_equal_cost(answer),
+        "For whom?": _best_of_classes(answer),
+        "What has run?": _population(answer),
+    }
+    return "\n\n".join(f"**{title}**\n\n{bullets(texts)}" for title, texts in titles.items())
+
+
+def _strength_of_tests(answer: Answer) -> list[str]:
+    """Say how large a gain had to be, with both baselines, and whether methods differ."""
+    mean, in_regimes = answer.needed(answer.overall), answer.needed(answer.intervals)
+    largest = answer.intervals.loc[answer.rivals, "gain"].max()
+    texts = [
+        f"The tests are weak, with {len(SEEDS)} seeds and a correction for all methods. To be "
+        f"beyond chance, a mean gain had to exceed {median_and_range(mean)}, and a gain in one "
+        f"regime {in_regimes.median():.1f}. The largest gain in a regime is {points(largest)}.",
+        "If the true gain of a method is as large as an estimate has to be, half of such studies "
+        "miss it.",
+    ]
+    if len(controls_of(answer)) == len(CONTROLS):
+        texts.append(_with_common_baseline(answer))
+    _, tests = answer.ranks
+    is_different = tests.loc["friedman"] < ALPHA
+    if is_different.mean() > 0.5:
+        texts.append(
+            f"Methods do differ from each other, in {is_different.sum()} of {len(is_different)} "
+            "regimes ([ranks](benchmark_details.md#ranks))."
+        )
+    return texts
+
+
+def _with_common_baseline(answer: Answer) -> str:
+    """Say what becomes of the tests with the common baseline."""
+    overall, in_regimes = answer.common_baseline_overall, answer.common_baseline_intervals
+    tests = answer.common_baseline_tests
+    verdict = ahead_and_behind(answer, "p_holm", tests)
+    beyond = [*answer.beyond_chance(1, gains=tests), *answer.beyond_chance(-1, gains=tests)]
+    if not beyond and not is_any_beyond(answer):
+        verdict = "still no method is beyond chance"
+    mean, in_regime = answer.needed(overall).median(), answer.needed(in_regimes).median()
+    return (
+        f"With [a less noisy baseline](benchmark_details.md#baseline) {mean:.1f} and "
+        f"{in_regime:.1f} points would do, and {verdict}."
+    )
+
+
+def _best_gain(answer: Answer) -> list[str]:
+    """Say what speaks against the highest mean gain, what controls gain, and what a wrong learning
+    rate costs."""
+    best = answer.rivals[0]
+    gain, median = answer.overall.loc[best, "gain"], answer.changes.loc[best, "median"]
+    texts = [
+        f"The {points(gain)} points of `{best}` are probably an overestimate, because they are the "
+        f"best of {len(answer.rivals)} estimates. The median over settings is {points(median)}.",
+        *_above_zero(answer, best),
+        f"Taken one by one, no interval of a mean gain ends above {points(_highest(answer))}.",
+    ]
+    controls = [points(answer.overall.loc[name, "gain"]) for name in controls_of(answer)]
+    if controls:
+        texts.append(
+            f"Random selection with other draws gains {' and '.join(controls)} (controls)."
+        )
+    if len(answer.trials):
+        texts.append(_wrong_rates(answer))
+    return texts
+
+
+def _above_zero(answer: Answer, best: str) -> list[str]:
+    """Say with which horizons the interval of the best method is above zero, if that is not beyond
+    chance."""
+    if best in answer.beyond_chance(1, gains=answer.overall):
+        return []
+    above = []
+    for num_rounds in HORIZONS:
+        row = answer.overall_after(num_rounds).loc[best]
+        if row["gain"] - row["half"] > 0:
+            above.append(num_rounds)
+    if not above:
+        return []
+    text = (
+        f"With {' and '.join(map(str, above))} rounds its interval is above zero. But this "
+        f"interval is that of one method by itself, and not of the best of {len(answer.rivals)}."
+    )
+    names = controls_of(answer)
+    in_regime = answer.intervals.xs(("constant", HORIZONS[0]), level=REGIME)["gain"]
+    if HORIZONS[0] in above and names and (in_regime.reindex(names) > 0).all():
+        text += (
+            f" And part of it may be bad luck of random selection: under `constant, {HORIZONS[0]}` "
+            "the controls gain, too."
+        )
+    return [text]
+
+
+def _highest(answer: Answer) -> float:
+    """Return the highest end of an interval of a mean gain."""
+    rows = answer.overall.loc[answer.rivals]
+    return float((rows["gain"] + rows["half"]).max())
+
+
+def _wrong_rates(answer: Answer) -> str:
+    """Say what a wrong learning rate costs random selection."""
+    row = answer.tuning.loc[REFERENCE]
+    return (
+        f"Costs of a wrong learning rate are means over the trials of random selection with "
+        f"{HORIZONS[0]} rounds: {row['too_high']:.0f} points if it is three times too high (more "
+        f"than {COLLAPSE} in {row['collapses']:.0f} of {row['with_higher']:.0f} cases), and "
+        f"{row['too_low']:.0f} if it is three times too low."
+    )
+
+
+def _at_equal_cost(answer: Answer) -> list[str]:
+    """Say what the best method gains at equal cost, and who loses."""
+    best = answer.rivals[0]
+    means = answer.overall_at
+    text = (
+        f"If `{best}` stops at random selection's simulated time, its mean gain is "
+        f"{mean_gain(means['equal time'], best)} points, and at random selection's bytes "
+        f"{mean_gain(means['equal bytes'], best)}. "
+    )
+    others = []
+    for budget in ("equal time", "equal bytes"):
+        name = means[budget].loc[answer.rivals, "gain"].idxmax()
+        if name != best:
+            others.append(f"at {budget} it is {mean_gain(means[budget], name)} (`{name}`)")
+    if others:
+        text += f"The highest mean gain is another: {' and '.join(others)}."
+    else:
+        text += "No method has more."
+    losing = losing_at_equal_bytes(answer)
+    if not len(losing):
+        return [text]
+    parts = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
+    beyond = answer.beyond_chance(-1, gains=means["equal bytes"])
+    return [
+        text,
+        f"These methods lose at equal bytes, with intervals below zero: {', '.join(parts)}. After "
+        f"correction, beyond chance: {listed(beyond) or 'none'}.",
+        "Rates and schedules were tuned for the whole number of rounds. Methods that stop early "
+        "may lose less if they are tuned for the rounds that they can afford.",
+    ]
+
+
+def _best_of_classes(answer: Answer) -> list[str]:
+    """Name the best method of each class of requests, if it has a positive mean gain."""
+    parts = []
+    for kind, method in best_of_classes(answer).items():
+        if answer.overall.loc[method, "gain"] <= 0:
+            continue
+        asked, _, at_server = kind.partition(AT_SERVER)
+        server = f", and the server has {at_server}" if at_server else ""
+        parts.append(f"`{method}` {mean_gain(answer.overall, method)} (asks for {asked}{server})")
+    return [
+        "The highest mean gains among methods that ask clients for the same, if above zero: "
+        f"{'; '.join(parts) or 'none'}."
+    ]
+
+
+def _population(answer: Answer) -> list[str]:
+    """Name the population that has run."""
+    data = []
+    for kind in dict.fromkeys(FIRST_BLOCK[name] for name in answer.settings):
+        data.append(f"{DATA[kind]} ({MODELS[kind]})" if kind in MODELS else DATA[kind])
+    draws = [DRAWS[name] for name in answer.settings]
+    clients = _range([draw.num_clients for draw in draws])
+    cohorts = _range([draw.cohort_size for draw in draws])
+    return [
+        f"The settings that have run are of {', '.join(data[:-1])} and {data[-1]}, with small "
+        f"models and {clients} clients, of which {cohorts} are selected in a round.",
+        "The benchmark says nothing about larger models, real devices, fairness between clients "
+        "or privacy.",
+    ]
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}"

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.config.plan import Plan
-from fedsim.config.user_code import user_code
 from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.text import command
 from fedsim.jobs.overwriting import Overwriting
@@ -126,7 +125,6 @@ class Narration:
 
         `cost` is what the jobs take. It is printed before a sweep that has work left.
         """
-        num_unknown_code = 0  # results of earlier versions, which did not record the user's code
         new_trackers: Counter[str] = Counter()  # of runs that ended without them
         for plan in self.plans:
             outcome = outcome_on_file(plan)
@@ -135,8 +133,6 @@ class Narration:
                 self.progress.job_ended(plan.folder)
                 if self._names_trackers:
                     new_trackers.update(_new_trackers(plan))
-                if "code" not in outcome.summary and user_code(plan.config):
-                    num_unknown_code += 1
         if self._is_sweep:
             line = f"{len(self.plans)} jobs, results in {self.folder}"
             others = len(self._ended_before - self._overwriting.replaced)
@@ -147,12 +143,6 @@ class Narration:
             print_line(line)
             if cost and len(self._ended_before) < len(self._labels):
                 print_line(cost)
-        if num_unknown_code:
-            print_line(
-                f"{num_unknown_code} of the results that are there do not say which version of "
-                "your code made them; the present version is assumed (overwrite=true "
-                "runs them again)"
-            )
         for name, count in new_trackers.items():
             runs = (
                 f"{count} runs that have ended without it"

@@ -17,19 +17,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fedsim
 from fedsim.config.build import instantiate
 from fedsim.config.compose import check_rest, compose_jobs, outlined, search_path
-from fedsim.config.declared import stand_in
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
-from fedsim.core.configs import leaves
 from fedsim.core.disk import space_problem
 from fedsim.core.errors import Problem, check
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.sweep import Lanes, to_come
 from fedsim.results.files import refuse_links
-from fedsim.running.outcome import outcome_on_file
 
 if TYPE_CHECKING:
     from fedsim.jobs.tasks import TaskLauncher
@@ -64,18 +60,18 @@ def check_all(
 ) -> "Lanes | TaskLauncher | None":
     """Check everything else that can be checked before work starts, and return the launcher.
 
-    `room` says whether to check the data and the room for results, too. Jobs that an earlier
-    command has run to their end are not checked, which would import PyTorch. Raises `FedsimError`,
-    with all problems of all jobs if their configs are wrong.
+    `room` says whether to check the data and the room for results, too. Jobs that have
+    ended are not run, so they are not checked, which would import PyTorch. Raises `FedsimError`,
+    with all problems of all other jobs if their configs are wrong.
     """
     node = jobs[0].launcher
-    unchecked_jobs = []
-    unchecked_plans = []
+    plans_left = to_come(plans)
+    folders_left = {plan.folder for plan in plans_left}
+    jobs_left = []
     for job, plan in zip(jobs, plans, strict=True):
-        if not has_passed(plan):
-            unchecked_jobs.append(job)
-            unchecked_plans.append(plan)
-    check_rest(unchecked_jobs, unchecked_plans)
+        if plan.folder in folders_left:
+            jobs_left.append(job)
+    check_rest(jobs_left, plans_left)
     launcher = own_launcher(node)
     # Importing the module takes PyTorch. With several ranks, `dispatch` has imported it.
     ranks = sys.modules.get("fedsim.running.ranks")
@@ -100,27 +96,6 @@ def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
         launcher: TaskLauncher = module.launcher_of(node, cls)
         return launcher
     return instantiate(node, cls, "hydra.launcher")
-
-
-def has_passed(plan: Plan) -> bool:
-    """Return whether a job has passed all checks before, so that they need not be made again.
-
-    Two things must hold. This version of fedsim has run it to its end. And it is made of classes of
-    fedsim only: the hash that names its folder stands for everything that the checks depend on.
-    """
-    if plan.settings.overwrite or plan.settings.device not in ("auto", "cpu"):
-        return False
-    recorded = outcome_on_file(plan)
-    environment = recorded.summary.get("environment") or {}
-    if not recorded.final or environment.get("fedsim") != fedsim.__version__:
-        return False
-    for key, value in leaves(plan.config):
-        # Trackers change no result. A job that has ended does not start them.
-        if key.endswith("._target_") and not key.startswith("tracker."):
-            target = str(value)
-            if not target.startswith("fedsim.") or not stand_in(target):
-                return False
-    return True
 
 
 def require_room(plans: Iterable[Plan]) -> None:

@@ -313,17 +313,16 @@ MOST_OF_HEADER = 100_000_000
 """Size limit in bytes of the JSON at the beginning of a file of safetensors, by its format."""
 
 
-def is_whole_model(path: Path, before: int = 0) -> bool:
-    """Return whether a file of safetensors is as long as its header says. The header comes `before`
-    bytes after the beginning of the file. Raises OSError where it cannot be read."""
+def is_whole_model(path: Path) -> bool:
+    """Return whether a file of safetensors is as long as its header says. Raises OSError where it
+    cannot be read."""
     with open_regular(path) as file:
-        file.seek(before)
         length = int.from_bytes(file.read(8), "little")
         try:
             header = json.loads(file.read(length)) if length <= MOST_OF_HEADER else {}
             header.pop("__metadata__", None)
             end = max(tensor["data_offsets"][1] for tensor in header.values())
-            return bool(os.fstat(file.fileno()).st_size == before + 8 + length + end)
+            return bool(os.fstat(file.fileno()).st_size == 8 + length + end)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False
 

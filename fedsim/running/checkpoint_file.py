@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.core.disk import read_regular
 from fedsim.core.errors import DataError
-from fedsim.results import files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +31,8 @@ class CheckpointError(DataError):
 def checkpoint_content(path: Path) -> bytes:
     """Return the bytes of a checkpoint file.
 
-    Raises OSError, and `CheckpointError` if the file is shorter or longer than its header says.
-    Models have the same format (`is_whole_model`), without the SHA-256 at the beginning.
+    Raises OSError. Models have the same format, without the SHA-256 at the beginning.
     """
-    if not files.is_whole_model(path, HASH_BYTES):
-        raise CheckpointError("is damaged: it is not as long as its header says")
     return read_regular(path, path.stat().st_size)
 
 

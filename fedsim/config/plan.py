@@ -64,6 +64,12 @@ class Plan:
         return self.settings.data_dir or platformdirs.user_cache_path("fedsim") / "data"
 
     @property
+    def data_source(self) -> str:
+        """A text that is equal for runs with the same data set and the same `data_dir`."""
+        source = [self.config["dataset"], str(self.data_dir)]
+        return json.dumps(source, sort_keys=True, default=str)
+
+    @property
     def cache_dir(self) -> Path:
         """The folder of decoded tensors: the config's, or a folder in the user's cache."""
         return self.settings.cache_dir or platformdirs.user_cache_path("fedsim") / "decoded"

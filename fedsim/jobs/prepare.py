@@ -7,7 +7,6 @@ in this order. Before any work starts, they have checked that data can be read o
 there is room for results.
 """
 
-import json
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -137,11 +136,8 @@ def source_problems(plans: Iterable[Plan]) -> list[Problem]:
 
 def by_source(plans: Iterable[Plan]) -> list[Plan]:
     """Return one plan for each data set and `data_dir`."""
-    by_key = {}
-    for plan in plans:
-        source = [plan.config["dataset"], str(plan.data_dir)]
-        by_key[json.dumps(source, sort_keys=True, default=str)] = plan
-    return list(by_key.values())
+    plans_by_source = {plan.data_source: plan for plan in plans}
+    return list(plans_by_source.values())
 
 
 def _source_problem(plan: Plan) -> Problem | None:

@@ -149,9 +149,9 @@ class Divider:
 
         Raises `ConfigError`, `DataError`, and what a user's class raises.
         """
-        node = plan.config["dataset"]
-        source = json.dumps([node, str(plan.data_dir)], sort_keys=True, default=str)
+        source = plan.data_source
         if source not in self._labelled:
+            node = plan.config["dataset"]
             data = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
             labelled = Labelled(data.train.y.numpy(), data.num_classes, data.owners)
             self._labelled[source] = labelled

@@ -18,13 +18,11 @@ from torch.nn import functional as F
 from fedsim.core.types import Stack
 from fedsim.engine.backend import Workload
 from fedsim.engine.chain import ChainLayer
-from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision
 from fedsim.engine.graph import convolution_kernels as kernels
-from fedsim.engine.graph.buffers import ALIGNMENT, ModelBuffers, ScheduleTable, round_up_to
+from fedsim.engine.graph.buffers import ALIGNMENT, round_up_to
 from fedsim.engine.graph.recorder import SideStream
 from fedsim.engine.graph.steps import RecordableSteps
-from fedsim.engine.optimizers import RecordableOptimizer
 from fedsim.engine.stacked import StackedBatch
 
 PRODUCTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
@@ -327,25 +325,21 @@ class LayerKernels:
         )
 
 
+@dataclass(eq=False, repr=False)
 class ConvolutionSteps(RecordableSteps):
     """Local steps of all clients at once, for a `Network`."""
 
-    def __init__(
-        self,
-        data: ClientData,
-        table: ScheduleTable,
-        models: ModelBuffers,
-        optimizer: RecordableOptimizer,
-        clients: slice,
-        network: Network,
-    ) -> None:
-        super().__init__(data, table, models, optimizer, clients)
-        params, grads = models.views(self.params), models.views(self.grads)
+    network: Network
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        network = self.network
+        params, grads = self.models.views(self.params), self.models.views(self.grads)
         num_clients, shapes = len(self.params), network.shapes
         widths = [round_up_to(ALIGNMENT, s.parts * (s.patch + 1) * s.outputs) for s in shapes]
         self.sums = self.params.new_zeros(num_clients, sum(widths))
         self.images = self.params.new_zeros(
-            *(num_clients, table.batch, shapes[0].height, shapes[0].width, shapes[0].channels),
+            *(num_clients, self.table.batch, shapes[0].height, shapes[0].width, shapes[0].channels),
             dtype=torch.bfloat16 if shapes[0].precision == "bf16" else torch.float32,
         )
         self.layers: list[LayerKernels] = []

@@ -4,17 +4,16 @@ A recording then has as many kernels for ten clients as for one. Convolutions an
 rules of their own for that (client_convolutions.py and client_norms.py).
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from fedsim.engine.backend import Workload
-from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision
-from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable
 from fedsim.engine.graph.client_convolutions import use_client_convolutions
 from fedsim.engine.graph.client_norms import use_client_norms
 from fedsim.engine.graph.steps import RecordableSteps
-from fedsim.engine.optimizers import RecordableOptimizer
 from fedsim.engine.stacked import StackedBatch
 from fedsim.engine.training_copies import for_batched, for_sequential
 from fedsim.engine.vmapped import StackedGradients
@@ -46,24 +45,19 @@ class StackedPasses:
             self.full = StackedGradients(full, device, precision)
 
 
+@dataclass(eq=False, repr=False)
 class StackedSteps(RecordableSteps):
     """Local steps of all clients at once."""
 
-    def __init__(
-        self,
-        data: ClientData,
-        table: ScheduleTable,
-        models: ModelBuffers,
-        optimizer: RecordableOptimizer,
-        clients: slice,
-        passes: StackedPasses,
-    ) -> None:
-        super().__init__(data, table, models, optimizer, clients)
-        self.passes = passes
-        self.has_full_form = passes.full is not passes.masked
-        self._params = models.views(self.params)
-        self._grads = models.views(self.grads)
-        self._statistics = models.views(self.statistics, first_column=self.params.shape[1])
+    passes: StackedPasses
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.has_full_form = self.passes.full is not self.passes.masked
+        self._params = self.models.views(self.params)
+        self._grads = self.models.views(self.grads)
+        first_column = self.params.shape[1]
+        self._statistics = self.models.views(self.statistics, first_column)
 
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
         passes = self.passes.masked

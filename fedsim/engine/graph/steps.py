@@ -7,6 +7,7 @@ model, each client has a program in plain PyTorch, and recordings of the program
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ SGDKernel = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """Updates parameters by gradients, counts and scalars (`sgd_step` in update_kernels.py)."""
 
 
+@dataclass(eq=False, repr=False)
 class RecordableSteps(ABC):
     """Local steps of `clients`, by the `table` and on the `models`.
 
@@ -46,19 +48,14 @@ class RecordableSteps(ABC):
     has_full_form = False
     """True if a step in which all batches are full is computed in another way than other steps."""
 
-    def __init__(
-        self,
-        data: ClientData,
-        table: ScheduleTable,
-        models: ModelBuffers,
-        optimizer: RecordableOptimizer,
-        clients: slice,
-    ) -> None:
-        self.data = data
-        self.table = table
-        self.models = models
-        self.optimizer = optimizer
-        self.clients = clients
+    data: ClientData
+    table: ScheduleTable
+    models: ModelBuffers
+    optimizer: RecordableOptimizer
+    clients: slice
+
+    def __post_init__(self) -> None:
+        models, clients = self.models, self.clients
         self.params = models.params[clients]
         self.statistics = models.statistics[clients]
         self.grads = models.grads[clients]
@@ -113,34 +110,28 @@ GradientKernels = Callable[[StackedBatch], Tensor]
 """Writes the gradients of a batch of all clients, and returns the losses [R, B]."""
 
 
+@dataclass(eq=False, repr=False)
 class RecordableLinearSteps(RecordableSteps):
     """Local steps of all clients at once, for a chain of linear layers.
 
     With `use_kernels`, Triton kernels compute the passes, in float32 or tf32.
     """
 
-    def __init__(
-        self,
-        data: ClientData,
-        table: ScheduleTable,
-        models: ModelBuffers,
-        optimizer: RecordableOptimizer,
-        clients: slice,
-        chain: LayerChain,
-        *,
-        precision: Precision,
-        use_kernels: bool,
-    ) -> None:
-        super().__init__(data, table, models, optimizer, clients)
-        self.chain = chain
-        params, grads = models.views(self.params), models.views(self.grads)
-        self.layers = layers_of(chain, params)
-        self.layer_grads = layers_of(chain, grads)
+    chain: LayerChain
+    _: KW_ONLY
+    precision: Precision
+    use_kernels: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        params, grads = self.models.views(self.params), self.models.views(self.grads)
+        self.layers = layers_of(self.chain, params)
+        self.layer_grads = layers_of(self.chain, grads)
         self._kernels: GradientKernels | None = None
-        if use_kernels:
+        if self.use_kernels:
             from fedsim.engine.graph.linear_kernels import LinearKernels  # needs Triton
 
-            self._kernels = LinearKernels(chain, params, grads, precision)
+            self._kernels = LinearKernels(self.chain, params, grads, self.precision)
             self.use_sgd_kernel()
 
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
@@ -151,25 +142,19 @@ class RecordableLinearSteps(RecordableSteps):
         return losses
 
 
+@dataclass(eq=False, repr=False)
 class SingleClientSteps(RecordableSteps):
     """Local steps of one client. Full batches use torch's BatchNorm. Others have padding, and use
     `MaskedBatchNorm`, which leaves it out."""
 
-    def __init__(
-        self,
-        data: ClientData,
-        table: ScheduleTable,
-        models: ModelBuffers,
-        optimizer: RecordableOptimizer,
-        clients: slice,
-        passes: "TrainingPasses",
-    ) -> None:
-        super().__init__(data, table, models, optimizer, clients)
-        self.passes = passes
-        self.has_full_form = passes.full is not passes.masked
-        views = models.views(self.params)
+    passes: "TrainingPasses"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.has_full_form = self.passes.full is not self.passes.masked
+        views = self.models.views(self.params)
         self._leaves = {name: view[0].detach().requires_grad_() for name, view in views.items()}
-        self._grads = [view[0] for view in models.views(self.grads).values()]
+        self._grads = [view[0] for view in self.models.views(self.grads).values()]
 
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
         module = self.passes.full if full else self.passes.masked

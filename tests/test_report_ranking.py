@@ -16,7 +16,6 @@ from fedsim.results.ranking import (
     Lead,
     mean_ranks,
     profile,
-    range_quantile,
     rank_tests,
     wins,
 )
@@ -51,11 +50,6 @@ def test_ranks_with_ties_friedman_and_nemenyi() -> None:
     assert p_value == pytest.approx(stats.chi2.sf(corrected_for_ties, 3))
     # q = 2.569 of Demsar's Table 5(a), for four methods
     assert critical == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 3)), abs=1e-3)
-
-
-@pytest.mark.parametrize("num", [2, 5, 40])
-def test_the_range_of_normal_variables_by_scipy(num: int) -> None:
-    assert range_quantile(num) == pytest.approx(stats.studentized_range.ppf(0.95, num, np.inf))
 
 
 def test_friedmans_test_is_not_defined_where_all_are_equal() -> None:

@@ -64,11 +64,6 @@ def test_gains_are_paired_and_intervals_are_over_seeds_or_over_settings() -> Non
     assert sampled["p"] == pytest.approx(stats.ttest_1samp([2.5, 1.0], 0).pvalue)
 
 
-def test_holms_correction_by_hand() -> None:
-    corrected = gains.holm(pd.Series({"a": 0.04, "b": 0.01, "c": 0.03}))
-    assert corrected.to_dict() == pytest.approx({"a": 0.06, "b": 0.03, "c": 0.06})
-
-
 def test_nemenyis_critical_difference_is_that_of_demsars_table() -> None:
     """Demsar (2006) has q = 2.343 for three methods at 5 %. Of ten settings: 2.343 sqrt(3 * 4 / (6
     * 10)) = 1.048."""

@@ -17,7 +17,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 from rich.console import Console
@@ -25,6 +24,8 @@ from scipy import stats
 
 from fedsim.core.arrays import Floats
 from fedsim.core.record import FINAL_WINDOW
+from fedsim.results.ranking import rank_tests
+from fedsim.results.statistics import holm
 from scripts.benchmarks.processes import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -116,18 +117,11 @@ def interval(sample: Floats) -> dict[str, float]:
     return {"gain": sample.mean(), "low": low, "high": high, "p": test.pvalue}
 
 
-def holm(p_values: pd.Series) -> pd.Series:
-    """Return p-values corrected by Holm's method over all rows, reference methods included."""
-    ordered = p_values.sort_values()
-    factors = np.arange(len(ordered), 0, -1)
-    corrected = (ordered * factors).cummax().clip(upper=1)
-    return corrected.reindex(p_values.index)
-
-
 def _corrected(intervals: dict[str, dict[str, float]]) -> pd.DataFrame:
-    """Return a row for each method, the highest gain first, with corrected p-values."""
+    """Return a row for each method, the highest gain first, with p-values corrected over all rows,
+    reference methods included."""
     rows = pd.DataFrame(intervals).T
-    rows["p_holm"] = holm(rows["p"])
+    rows["p_holm"] = holm(rows["p"].tolist())
     return rows.sort_values("gain", ascending=False)
 
 
@@ -155,12 +149,9 @@ def ranks(accuracies_of_runs: pd.Series) -> tuple[pd.Series, float, float]:
     """
     means = accuracies_of_runs.groupby(["setting", "method"]).mean().unstack("method")
     means = means.dropna(axis="columns")
-    num_settings, num_methods = means.shape
     mean_ranks = means.rank(axis="columns", ascending=False).mean().sort_values()
-    friedman = stats.friedmanchisquare(*(means[method] for method in means)).pvalue
-    quantile = stats.studentized_range.ppf(0.95, num_methods, np.inf) / np.sqrt(2)
-    critical = quantile * np.sqrt(num_methods * (num_methods + 1) / (6 * num_settings))
-    return mean_ranks, float(friedman), float(critical)
+    friedman, critical = rank_tests(means.to_numpy())
+    return mean_ranks, friedman, critical
 
 
 # --- what is printed ---

@@ -61,18 +61,6 @@ SCALED_SPACES: dict[str, tuple[str, str, tuple[float, ...]]] = {
 A space has a parameter, a key of the setting, and multiples of that key's value. The parameter
 takes these multiples, rounded. All other methods have the space that their file declares."""
 
-# --- methods ---
-
-METHODS = (
-    *("random", "round_robin", *CONTROLS),
-    *("entropy_greedy", "fedcbs", "flips", "haccs", "fedlecc"),
-    *("clustered1", "clustered2", "fl_dp3s", "fedcor", "gpfl", "kvib", "refl"),
-    *("power_of_choice", "rpow_d", "afl", "top_loss"),
-)
-"""Methods that run in all settings first."""
-COSTLY_METHODS = ("full", "fedabc", "pncs", "divfl", "ocs", "clairvoyant")
-"""Methods and references for which all clients compute in every round. They run last."""
-
 # --- the sampled settings ---
 
 DRAW_SEED = 20261127

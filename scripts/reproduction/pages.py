@@ -117,10 +117,5 @@ def make_table(words: Sequence[str], shipped: Shipped) -> str:
     return MAKERS[name](shipped, *arguments)
 
 
-def tables_of(path: Path) -> list[list[str]]:
-    """Return the words of all markers in a file."""
-    return [marker["words"].split() for marker in TABLE.finditer(path.read_text(encoding="utf-8"))]
-
-
 if __name__ == "__main__":
     sys.exit(main())

@@ -103,7 +103,7 @@ STRATA = (
 
 @dataclass(frozen=True)
 class Draw:
-    """A setting that was drawn: the `wave`-th of its stratum, from 0.
+    """A setting that was drawn.
 
     `cohort_size` is K, the number of clients that are selected in each round.
     """
@@ -112,7 +112,6 @@ class Draw:
     skew: str
     num_clients: int
     cohort_size: int
-    wave: int
 
     @property
     def name(self) -> str:
@@ -138,13 +137,13 @@ def draw_settings() -> list[Draw]:
                 if exists and (stratum.data, skew, num_clients) not in used:
                     pairs.append((skew, num_clients))
         drawn = rng.permutation(len(pairs))[: stratum.count]
-        for wave, index in enumerate(drawn):
+        for index in drawn:
             skew, num_clients = pairs[index]
             share = COHORT_SHARES[rng.integers(len(COHORT_SHARES))]
             exact_size = round(share * num_clients, 6)  # without the error of 0.03 as a float
             cohort_size = min(int(np.ceil(exact_size)), MAX_COHORT)
             used.add((stratum.data, skew, num_clients))
-            draws.append(Draw(stratum.name, skew, num_clients, cohort_size, wave))
+            draws.append(Draw(stratum.name, skew, num_clients, cohort_size))
     return draws
 
 

@@ -125,13 +125,6 @@ def test_selected_clients_are_stored_as_differences(tmp_path: Path) -> None:
     assert [record["selected"] for record in run.records] == selected
 
 
-def test_archives_of_format_1_can_be_read() -> None:
-    first, second = read_archive(Path(__file__).with_name("archive_of_format_1.parquet"))
-    assert [record["selected"] for record in first.records] == [[0], [2, 3]]
-    assert first.columns["test_accuracy"].tolist() == [0.1, 0.25]
-    assert (first.seed, second.seed) == (0, 1)
-
-
 def test_an_archive_keeps_all_of_real_runs_but_the_folders_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

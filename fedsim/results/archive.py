@@ -7,7 +7,7 @@ The first row of a run also holds what is true of the whole run, as JSON in the 
 
 Three things make the file small. Seconds and losses have single precision. `selected` holds the
 sorted ids of a round as differences: 3, 7, 8 is stored as 3, 4, 1. Parquet stores repeated values
-once. Archives of format 1 hold the ids themselves.
+once.
 
 A compact archive has the fields `COMPACT_FIELDS` of a record alone, and no histograms or
 accuracies of clients. It lacks who was selected, so that reports have no figures and measures of
@@ -49,7 +49,6 @@ from fedsim.results.runs import ReportError, Run, tell_left_out
 METADATA_KEY = b"fedsim.runs"
 """Key of the description of an archive, JSON, in the metadata of the Parquet file."""
 FORMAT = 2
-READABLE_FORMATS = (1, 2)
 RUN_COLUMNS = ("folder", "config", "summary", "histograms", "imperfect", "client_accuracies")
 """Columns that describe a whole run. Early archives lack the last two."""
 EARLY_COLUMNS = RUN_COLUMNS[:4]
@@ -243,7 +242,7 @@ def _read_table(file: pq.ParquetFile) -> tuple[pa.Table, list[str]]:
     metadata = parse_json(raw, "its description")
     is_archive = (
         has_kinds(metadata, {"format": INT, "records": LIST})
-        and metadata.get("format") in READABLE_FORMATS
+        and metadata.get("format") == FORMAT
         and "records" in metadata
     )
     if not is_archive:
@@ -265,7 +264,7 @@ def _read_table(file: pq.ParquetFile) -> tuple[pa.Table, list[str]]:
     record_names: list[str] = metadata["records"]
     run_columns = [name for name in RUN_COLUMNS if name in file.schema_arrow.names]
     table = file.read(["run", *record_names, *run_columns])
-    if metadata["format"] > 1 and "selected" in record_names:
+    if "selected" in record_names:
         position = table.column_names.index("selected")
         table = table.set_column(position, "selected", _ids_of(table["selected"]))
     return table, record_names

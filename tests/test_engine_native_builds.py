@@ -123,7 +123,7 @@ def test_an_invalid_task_is_refused(flags: tuple[str, ...], build: Callable[...,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "real"),
-    product(OTHERS, ("float", "double")),
+    list(product(OTHERS, ("float", "double"))),
 )
 def test_compiler_and_processor_change_no_bit(
     other: tuple[str, ...],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.papers.judge import Judged, correct, examine
+from fedsim.papers.judge import Judged, correct_all, examine
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Publication, publications
 from fedsim.report.tables import pooled_pairs
@@ -22,7 +22,7 @@ NO_RUNS = "no runs"
 def judge(cases: Cases, *claims: Claim) -> list[Judged]:
     """Return the judgements on the claims of a paper that has no others."""
     publication = Publication("x", "t", "s", [], [], [], claims)
-    ((_, judged),) = correct([(publication, examine(publication, cases))])
+    ((_, judged),) = correct_all([(publication, examine(publication, cases))])
     return judged
 
 

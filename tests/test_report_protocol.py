@@ -11,7 +11,7 @@ import yaml
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
 from fedsim.papers.examine import Evidence
-from fedsim.papers.judge import Judged, correct, examine, examine_all, verdicts_by_id
+from fedsim.papers.judge import Judged, correct_all, examine, examine_all, verdicts_by_id
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import RULES, Number, Publication
 from fedsim.results.files import json_ready
@@ -52,7 +52,7 @@ def write_runs(
 def judged_in(folder: Path) -> dict[str, Judged]:
     """Return the judgements on the runs below a folder by id."""
     by_id = {}
-    for _, judgements in correct(examine_all(read_runs(folder))):
+    for _, judgements in correct_all(examine_all(read_runs(folder))):
         by_id.update({judged.printed.id: judged for judged in judgements})
     return by_id
 

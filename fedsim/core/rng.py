@@ -85,7 +85,8 @@ class Streams:
     def generators(self, purpose: Purpose, *key: int, last: Ints) -> Iterator[np.random.Generator]:
         """Yield `generator(purpose, *key, i)` for each i of `last` [n].
 
-        100 of them take about a quarter of the time. All are one object whose state changes: use each before the next one.
+        100 of them take about a quarter of the time. All are one object whose state changes: use
+        each before the next one.
         """
         bits = np.random.PCG64(0)
         generator = np.random.Generator(bits)

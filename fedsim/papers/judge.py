@@ -37,7 +37,7 @@ class Judged:
     `evidence` is None if the number or claim cannot be judged. `detail` is then the reason, and
     otherwise holds remarks. `preset` is the preset of the runs, "" where it does not matter.
     `over_paper` is the verdict of the stricter reading, and `tests` the number of tests in the
-    family; both are set by `correct`. `ours` is the mean of our runs that are like those of a
+    family; both are set by `correct_all`. `ours` is the mean of our runs that are like those of a
     printed number, also if they are too short to judge it. `rounds` then says how long they are.
     """
 
@@ -110,7 +110,7 @@ def examine(publication: Publication, cases: Cases) -> list[Judged]:
     return judged
 
 
-def correct(compared: Compared) -> Compared:
+def correct_all(compared: Compared) -> Compared:
     """Return the judgements with corrected p-values, in the usual and in the stricter reading."""
     all_judged, families, papers = [], [], []
     for publication, judgements in compared:
@@ -119,7 +119,7 @@ def correct(compared: Compared) -> Compared:
             families.append(family_of(publication, judged.printed))
             # Rows that were added after runs had been seen cannot change the others.
             papers.append((publication.paper, judged.printed.added_after_runs))
-    all_corrected = iter(corrected(all_judged, families, papers))  # in the same order
+    all_corrected = iter(correct_within_families(all_judged, families, papers))  # in the same order
     result = []
     for publication, judgements in compared:
         result.append((publication, [next(all_corrected) for _ in judgements]))
@@ -141,7 +141,7 @@ def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
     )
 
 
-def corrected(
+def correct_within_families(
     judged: Sequence[Judged], families: Sequence[Hashable], papers: Sequence[Hashable]
 ) -> list[Judged]:
     """Return the judgements with corrected evidence, in the same order.
@@ -149,8 +149,8 @@ def corrected(
     `families` and `papers` have the key of each judgement. The evidence is corrected within its
     family, and `over_paper` is the verdict after a correction within its paper.
     """
-    in_family = _corrected(judged, families)
-    in_paper = _corrected(judged, papers)
+    in_family = _corrected_evidence(judged, families)
+    in_paper = _corrected_evidence(judged, papers)
     result = list(judged)
     for place, (evidence, tests) in in_family.items():
         over_paper = in_paper[place][0].verdict
@@ -160,7 +160,7 @@ def corrected(
     return result
 
 
-def _corrected(
+def _corrected_evidence(
     judged: Sequence[Judged], keys: Sequence[Hashable]
 ) -> dict[int, tuple[Evidence, int]]:
     """Return corrected evidence, and the number of tests with the same key, by position in

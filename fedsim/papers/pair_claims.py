@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.core.arrays import Floats
 from fedsim.papers.examine import Evidence, below_zero, holds_for_most
-from fedsim.papers.judge import Judged, corrected
+from fedsim.papers.judge import Judged, correct_within_families
 from fedsim.papers.pair_study import (
     COSINE_PREFIX,
     PNCS_FEATURE,
@@ -79,7 +79,7 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
         _against_rival("wider", folds, _mean_loss, _spread, "deviation of cos_4 minus {}"),
     ]
     families = [row.printed.id.split(".")[2] for row in judged]  # the claim without its setting
-    return corrected(judged, families, ["Table I"] * len(judged))
+    return correct_within_families(judged, families, ["Table I"] * len(judged))
 
 
 def claims_table(judged: Sequence[Judged]) -> Table:

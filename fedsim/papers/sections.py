@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedsim.papers.judge import correct, examine_all, verdicts_by_id
+from fedsim.papers.judge import correct_all, examine_all, verdicts_by_id
 from fedsim.papers.pair_claims import claims_table, judge_conditions
 from fedsim.papers.pair_study import make_tables, read_conditions
 from fedsim.papers.published import RULES
@@ -12,7 +12,7 @@ from fedsim.report.sections import Material, Section
 
 def verdicts(material: Material) -> Section:
     """Return the verdicts on the papers whose presets were run."""
-    compared = correct(examine_all(material.runs))
+    compared = correct_all(examine_all(material.runs))
     if not compared:
         return Section()
     judged = [judgement for _, judgements in compared for judgement in judgements]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.papers.judge import Compared, Judged, correct, examine_all
+from fedsim.papers.judge import Compared, Judged, correct_all, examine_all
 from fedsim.results.archive import read_archive
 from fedsim.results.frames import runs_frame
 
@@ -38,7 +38,7 @@ class Shipped:
             if (PRESETS / f"{folder.name.removesuffix('_small')}.yaml").is_file():
                 examined[folder] = examine_all(frame["run"])
         everything = [pair for compared in examined.values() for pair in compared]
-        corrected = iter(correct(everything))
+        corrected = iter(correct_all(everything))
         return {
             folder: [next(corrected) for _ in compared] for folder, compared in examined.items()
         }

@@ -17,6 +17,7 @@ SCAFFOLD, h in FedDyn) would no longer be sums over the clients' states.
 from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context
 from typing import Literal
 
 import numpy as np
@@ -237,12 +238,11 @@ class FedNova(FedProx):
         largest = _largest_pull(optimizer) / optimizer.lr
         context = f"optimizer.lr={optimizer.lr:g} and optimizer.momentum={optimizer.momentum:g}"
         text = (
-            f"must be at most {largest:g} with {context}. Beyond it, steps overshoot "
+            f"must be at most {_rounded_down(largest)} with {context}. Beyond it, steps overshoot "
             "the end of the proximal term, and some gradients count negatively"
         )
         remedy = "lower local_algorithm.mu, optimizer.lr or optimizer.momentum"
-        # the message rounds to six digits, and the number that it names must pass
-        return rule(self.mu <= largest * (1 + 1e-5), "mu", self.mu, text, remedy)
+        return rule(self.mu <= largest, "mu", self.mu, text, remedy)
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
         """Return the updates times tau_eff / |a_k|_1."""
@@ -281,6 +281,12 @@ def _largest_pull(optimizer: SGD) -> float:
     if optimizer.nesterov:
         return ((1 - momentum) / (1 + momentum)) ** 2
     return (1 - momentum**0.5) ** 2
+
+
+def _rounded_down(value: float) -> str:
+    """Return the largest number of four digits that is at most `value`, as text."""
+    digits = Context(prec=4, rounding=ROUND_FLOOR).create_decimal(value)
+    return f"{float(digits):g}"
 
 
 @parameters

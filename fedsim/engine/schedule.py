@@ -71,11 +71,12 @@ class LocalWork:
                 steps[row] = max(1, int(steps[row] * part))
         return steps
 
-    def num_samples(self, size: int) -> int:
-        """Return how many samples a client with `size` samples passes forward and backward in all
-        its steps."""
+    def num_samples(self, size: int, steps: int | None = None) -> int:
+        """Return how many samples a client with `size` samples passes forward and backward in
+        `steps`; None: in all its steps."""
         steps_per_epoch = max(-(-size // self.batch_size), 1)
-        epochs, remaining_steps = divmod(self.num_steps(size), steps_per_epoch)
+        steps = self.num_steps(size) if steps is None else steps
+        epochs, remaining_steps = divmod(steps, steps_per_epoch)
         return epochs * size + min(remaining_steps * self.batch_size, size)
 
     def too_large(self, sizes: Ints, cohort_size: int) -> Problem | None:

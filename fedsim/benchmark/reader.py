@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
+import yaml
 
 from fedsim.benchmark.rules import CONTROLS
 from fedsim.core.configs import leaves
@@ -36,6 +37,15 @@ def read_submissions(folder: Path = RESULTS) -> pd.DataFrame:
     rows = pd.concat(frames, ignore_index=True)
     rows["num_classes"] = num_classes.loc[rows["setting"]].to_numpy()
     return rows[list(COLUMNS)]
+
+
+def read_cards(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """Return the cards of all submissions in a folder, by method."""
+    cards = {}
+    for path in sorted(folder.glob("*.yaml")):
+        card = yaml.safe_load(path.read_text("utf-8"))
+        cards[card["method"]] = card
+    return cards
 
 
 def _read(path: Path) -> pd.DataFrame:

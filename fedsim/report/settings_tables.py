@@ -1,6 +1,7 @@
 """The tables of a report over settings: ranks and verdicts, advice, wins, possible gains, costs."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -138,20 +139,29 @@ def advice_table(comparison: Comparison) -> Table:
     return make_table("advice", ["if", "use", "by"], rows)
 
 
+def _order(kind: str) -> tuple[int, str]:
+    """Return the key by which classes of methods are sorted: by what they ask first."""
+    first = re.split("[,;]", kind)[0]
+    names = list(IF_ASKED)
+    return names.index(first) if first in names else len(names), kind
+
+
 def _cases(comparison: Comparison) -> list[tuple[str, list[str], str]]:
     """Return the rows of the advice: a case, the methods to use in it, and what they are sorted by.
 
     Only methods with the verdict "better" are advised.
     """
     cases = []
-    for asked, words in IF_ASKED.items():
-        for kind in sorted(set(comparison.classes.values())):
-            if kind.partition(AT_SERVER)[0] != asked:
-                continue
-            case = kind.replace(asked, words).replace(AT_SERVER, "; the server holds ")
-            allowed = ("nothing", kind)
-            methods = [name for name in comparison.better if comparison.classes[name] in allowed]
-            cases.append((case, methods, "mean rank"))
+    for kind in sorted(set(comparison.classes.values()), key=_order):
+        asked, _, at_server = kind.partition(AT_SERVER)
+        words = [IF_ASKED[name] for name in asked.split(", ") if name in IF_ASKED]
+        if not words:
+            continue
+        if at_server:
+            words.append(f"the server holds {at_server}")
+        allowed = ("nothing", kind)
+        methods = [name for name in comparison.better if comparison.classes[name] in allowed]
+        cases.append(("; ".join(words), methods, "mean rank"))
     for cost, case in (("bytes", "traffic is dear"), ("simulated time", "devices are slow")):
         medians = {}
         for name in (comparison.reference, *comparison.better):

@@ -61,14 +61,12 @@ MIN_METHODS = 3
 ASKED: Mapping[str, str] = {
     "updates": r"gradient|update of|soft labels|(^|; )training(;|$)",
     "label counts": r"label.counts",
-    "losses": r"loss",
+    "losses": r"loss|accurac",
     "speeds": r"seconds|timed|resources|response",
     "nothing": r"^nothing",
 }
-"""What methods ask of clients, each with the pattern of a description that says so.
-
-If several patterns match a description, the first counts.
-"""
+"""What methods ask of clients, each with the pattern of a description that says so. Accuracies
+count as losses: clients pass their data forward for both."""
 AT_SERVER = "; server: "
 """Text in the class of a method between what it asks of clients and what it needs at the server."""
 
@@ -366,8 +364,8 @@ def _is_paired(lines: Mapping[str, pd.DataFrame], name: str, reference: str) -> 
 
 
 def class_of(settings: Sequence[pd.DataFrame]) -> str:
-    """Return the class of a method: what it asks of clients (a key of `ASKED`), and what data it
-    needs at the server, such as "losses; server: the test set".
+    """Return the class of a method: all that it asks of clients (keys of `ASKED`), and what data it
+    needs at the server, such as "label counts, losses; server: the test set".
 
     `settings` are the method's finished runs in each setting. The class is "everybody trains" if
     all clients take part in all rounds of a setting. Otherwise summary.json says what is asked
@@ -380,10 +378,8 @@ def class_of(settings: Sequence[pd.DataFrame]) -> str:
             return "everybody trains"
     run = first_run(settings[0])
     text = str(run.summary.get("asks") or _asked(run.choices.get("selector", "")))
-    asked = "unknown"
-    for name, pattern in reversed(list(ASKED.items())):  # the first pattern overwrites the others
-        if re.search(pattern, text):
-            asked = name
+    kinds = [kind for kind, pattern in ASKED.items() if re.search(pattern, text)]
+    asked = ", ".join(kinds) or "unknown"
     signals = declared_signals(run.config.get("selector"))
     data_at_server = str(run.summary.get("server_data") or server_data(signals))
     return asked if data_at_server == "nothing" else f"{asked}{AT_SERVER}{data_at_server}"

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
-from fedsim.benchmark.reader import read_submissions
+from fedsim.benchmark.reader import read_cards, read_submissions
 from fedsim.benchmark.rules import CONTROLS, SCHEDULES
 from fedsim.results.labels import REFERENCE
 from scripts.benchmarks.answer import inference, scores
@@ -43,10 +42,7 @@ EMPTY = "There is no submission of a method and of random selection yet.\n"
 
 def page(folder: Path) -> str:
     """Return the text of the page for the submissions in a folder."""
-    cards = {}
-    for path in sorted(folder.glob("*.yaml")):
-        card = yaml.safe_load(path.read_text("utf-8"))
-        cards[card["method"]] = card
+    cards = read_cards(folder)
     if not cards.keys() - {REFERENCE} or REFERENCE not in cards:
         return f"{HEAD}\n{EMPTY}"
     rounds = scores.sampled(read_submissions(folder))

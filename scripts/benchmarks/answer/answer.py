@@ -1,6 +1,6 @@
 """Everything that the pages of the benchmark say of the scored runs, computed once."""
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -8,9 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.benchmark.rules import CONTROLS
-from fedsim.commands.catalogue import Catalogue
 from fedsim.results.labels import REFERENCE
-from fedsim.results.ranking import ASKED, AT_SERVER
 from fedsim.results.statistics import ALPHA, holm, t_quantile
 from scripts.benchmarks.answer import inference, scores, tuning
 from scripts.benchmarks.answer.scores import NO_METHODS
@@ -26,13 +24,15 @@ class Answer:
     """The benchmark's answer from scored runs (`scores`).
 
     `server` has the accuracies of the server's samples alone (scripts/benchmarks/server_only.py),
-    and `trials` those of tuning (`tuning.read_trials`). Both may be empty. Tests are over the
-    sampled settings of `all_rounds`.
+    and `trials` those of tuning (`tuning.read_trials`). Both may be empty. `classes` has what each
+    method asks of clients and needs at the server, as its card says. Tests are over the sampled
+    settings of `all_rounds`.
     """
 
     all_rounds: pd.DataFrame
     server: pd.DataFrame
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
+    classes: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -55,7 +55,7 @@ class Answer:
         """
         rows = inference.intervals(self.gains)
         tested = rows[rows["p_holm"].notna()]
-        kinds = tested.index.get_level_values("method").map(class_of)
+        kinds = tested.index.get_level_values("method").map(self.class_of)
         corrected = tested.groupby(kinds)["p"].transform(lambda p: holm(p.tolist()))
         return rows.assign(p_class=corrected)
 
@@ -101,10 +101,8 @@ class Answer:
         have_run = set(self.rounds["setting"])
         return [name for name in scores.FIRST_BLOCK if name in have_run]
 
-    @cached_property
-    def classes(self) -> dict[str, str]:
-        """The class of each method (`class_of`)."""
-        return {name: class_of(name) for name in self.overall.index}
+    def class_of(self, method: str) -> str:
+        return self.classes.get(method, "unknown")
 
     def beyond_chance(
         self, sign: int, p: str = "p_holm", gains: pd.DataFrame | None = None
@@ -264,25 +262,9 @@ def _mean_gains(gains: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def class_of(method: str) -> str:
-    """Return what a method asks of clients and needs at the server, by the head of its file;
-    "unknown" for a method that fedsim does not have."""
-    choices = Catalogue().group("selector").choices
-    name = "random_control" if method in CONTROLS else method
-    if name not in choices:
-        return "unknown"
-    fields = choices[name].fields
-    if method in NO_METHODS:
-        return "everybody trains"
-    asks = fields["asks"].replace("accuracy", "loss")  # clients pass their data forward for both
-    kinds = [kind for kind, pattern in ASKED.items() if re.search(pattern, asks)]
-    kind = ", ".join(kinds) or "unknown"
-    return kind if fields["server"] == "nothing" else f"{kind}{AT_SERVER}{fields['server']}"
-
-
 def best_of_classes(answer: Answer) -> dict[str, str]:
     """Return the method of highest mean gain in each class, the best class first."""
     best: dict[str, str] = {}
     for name in answer.rivals:
-        best.setdefault(answer.classes[name], name)
+        best.setdefault(answer.class_of(name), name)
     return best

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedsim.benchmark.reader import read_submissions
+from fedsim.benchmark.reader import read_cards, read_submissions
 from fedsim.report.drawing import style
 from scripts.benchmarks import leaderboard
 from scripts.benchmarks.answer.answer import Answer
@@ -81,7 +81,8 @@ def fill(text: str, answer: Answer) -> str:
 def read_answer(runs: Path = RUNS) -> Answer:
     """Read the scored runs in a folder of submissions."""
     server = pd.read_csv(SERVER) if SERVER.is_file() else pd.DataFrame()
-    return Answer(read_submissions(runs), server, read_trials(runs))
+    classes = {method: card["class"] for method, card in read_cards(runs).items()}
+    return Answer(read_submissions(runs), server, read_trials(runs), classes)
 
 
 def pages(answer: Answer, runs: Path) -> dict[Path, str]:

@@ -97,7 +97,7 @@ def _groups(answer: Answer) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for name in answer.methods:
         if name not in (*CONTROLS, *NO_METHODS):
-            groups.setdefault(answer.classes[name], []).append(name)
+            groups.setdefault(answer.class_of(name), []).append(name)
     groups["random selection again"] = [name for name in CONTROLS if name in answer.methods]
     selectors = [name for name in NO_METHODS if name in answer.methods]
     groups["references"] = [*selectors, *answer.overall_references.index]

@@ -122,7 +122,7 @@ def _for_whom(answer: Answer) -> str:
 
 def _asked(answer: Answer, method: str) -> str:
     """Return what a method asks for, in the words of its class."""
-    asked, _, at_server = answer.classes[method].partition(AT_SERVER)
+    asked, _, at_server = answer.class_of(method).partition(AT_SERVER)
     return f"{asked} (and needs {at_server} at the server)" if at_server else asked
 
 

@@ -35,7 +35,7 @@ def means_table(answer: Answer) -> str:
     rows = []
     for method in answer.methods:
         cells = [gain(means.loc[method]) for means in answer.overall_at.values()]
-        rows.append([name_of(method), answer.classes[method], *cells])
+        rows.append([name_of(method), answer.class_of(method), *cells])
     for method, name in REFERENCES.items():
         if method in answer.overall_references.index:
             rows.append([name, "", gain(answer.overall_references.loc[method]), "", ""])
@@ -49,7 +49,7 @@ def partial_table(answer: Answer) -> str:
     for method in answer.partial_methods:
         cells = [gain(means.loc[method]) for means in answer.overall_at.values()]
         names = ", ".join(settings_of.get_group(method).unique())
-        rows.append([name_of(method), answer.classes[method], *cells, names])
+        rows.append([name_of(method), answer.class_of(method), *cells, names])
     if not rows:
         return "All methods have run in all settings."
     return markdown(["method", "asks for", *answer.overall_at, "settings"], rows)

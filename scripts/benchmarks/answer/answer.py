@@ -1,6 +1,6 @@
 """Everything that the pages of the benchmark say of the scored runs, computed once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -68,6 +68,12 @@ class Answer:
         """Return `overall` over the regimes with so many rounds. It is not tested."""
         gains = self.gains.xs(num_rounds, level="num_rounds", drop_level=False)
         return _mean_gains(gains).drop(columns="p_holm")
+
+    def overall_in(self, settings: Sequence[str]) -> pd.DataFrame:
+        """Return `overall` over some settings. It is not tested, because settings that were chosen
+        with results known would make tests too favourable."""
+        is_in = self.gains.index.get_level_values("setting").isin(settings)
+        return _mean_gains(self.gains[is_in]).drop(columns="p_holm")
 
     @cached_property
     def overall_at(self) -> dict[str, pd.DataFrame]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pandas as pd
+
 from fedsim.benchmark.rules import CONTROLS, HORIZONS, SEEDS
 from fedsim.results.labels import REFERENCE
 from fedsim.results.ranking import AT_SERVER
@@ -96,29 +98,34 @@ def _best_gain(answer: Answer) -> list[str]:
 
 
 def _above_zero(answer: Answer, best: str) -> list[str]:
-    """Say with which horizons the interval of the best method is above zero, if that is not beyond
-    chance."""
+    """Say where the interval of the best method is above zero, if that is not beyond chance."""
     if best in answer.beyond_chance(1, gains=answer.overall):
         return []
     above = []
+    if _is_above_zero(answer.overall.loc[best]):
+        above.append("over all regimes")
     for num_rounds in HORIZONS:
-        row = answer.overall_after(num_rounds).loc[best]
-        if row["gain"] - row["half"] > 0:
-            above.append(num_rounds)
+        if _is_above_zero(answer.overall_after(num_rounds).loc[best]):
+            above.append(f"with {num_rounds} rounds")
     if not above:
         return []
     text = (
-        f"With {' and '.join(map(str, above))} rounds its interval is above zero. But this "
-        f"interval is that of one method by itself, and not of the best of {len(answer.rivals)}."
+        f"Its interval is above zero {' and '.join(above)}. But this interval is that of one "
+        f"method by itself, and not of the best of {len(answer.rivals)}."
     )
     names = controls_of(answer)
     in_regime = answer.intervals.xs(("constant", HORIZONS[0]), level=REGIME)["gain"]
-    if HORIZONS[0] in above and names and (in_regime.reindex(names) > 0).all():
+    with_few_rounds = f"with {HORIZONS[0]} rounds" in above
+    if with_few_rounds and names and (in_regime.reindex(names) > 0).all():
         text += (
             f" And part of it may be bad luck of random selection: under `constant, {HORIZONS[0]}` "
             "the controls gain, too."
         )
     return [text]
+
+
+def _is_above_zero(row: pd.Series) -> bool:
+    return bool(row["gain"] - row["half"] > 0)
 
 
 def _highest(answer: Answer) -> float:

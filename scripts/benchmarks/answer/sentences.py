@@ -17,6 +17,7 @@ from scripts.benchmarks.answer.wording import (
     count_of,
     mean_gain,
     points,
+    split_by_shards,
 )
 
 
@@ -67,7 +68,7 @@ def _how_much(answer: Answer) -> str:
     parts = [f"{mean_gain(answer.overall_after(num), best)} with {num} rounds" for num in HORIZONS]
     text = (
         f"**By how much, and when?** `{best}` has the highest mean gain: "
-        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)})."
+        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}).{_with_one_shard(answer)}"
     )
     if len(answer.trials):
         loss = answer.tuning.loc[REFERENCE, "too_high"]
@@ -76,6 +77,20 @@ def _how_much(answer: Answer) -> str:
             f"{loss:.0f} points."
         )
     return text
+
+
+def _with_one_shard(answer: Answer) -> str:
+    """Say what the best method gains where each client has one shard, and elsewhere."""
+    groups = split_by_shards(answer)
+    if not all(groups):
+        return ""
+    best = answer.rivals[0]
+    with_one, others = (mean_gain(answer.overall_in(settings), best) for settings in groups)
+    return (
+        f" In the {len(groups[0])} settings where each client has one shard (mostly a single "
+        f"class) it is {with_one}, and in the {len(groups[1])} others {others} "
+        "([seen with results known](benchmark_details.md#one-shard-per-client))."
+    )
 
 
 def _at_what_price(answer: Answer) -> str:

@@ -22,6 +22,7 @@ from scripts.benchmarks.answer.wording import (
     name_of,
     points,
     share,
+    split_by_shards,
 )
 from scripts.reproduction.cells import markdown
 
@@ -204,6 +205,19 @@ def by_setting_table(answer: Answer) -> str:
         cells = [points(means.loc[setting, method]) for method in methods]
         rows.append([setting, SKEWS[draw.skew], *cells])
     return markdown(["setting", "division", *map(name_of, methods)], rows)
+
+
+def one_shard_table(answer: Answer) -> str:
+    """Show mean gains over regimes where each client has one shard, and in the other settings."""
+    groups = split_by_shards(answer)
+    if not all(groups):
+        return "All settings that have run divide the data in the same way."
+    means = [answer.overall_in(settings) for settings in groups]
+    rows = []
+    for method in answer.methods:
+        rows.append([name_of(method), *(gain(table.loc[method]) for table in means)])
+    header = [f"one shard per client ({len(groups[0])})", f"other divisions ({len(groups[1])})"]
+    return markdown(["method", *header], rows)
 
 
 def variations_table(answer: Answer) -> str:

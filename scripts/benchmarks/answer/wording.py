@@ -93,6 +93,13 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def split_by_shards(answer: Answer) -> tuple[list[str], list[str]]:
+    """Return the settings that have run in which each client has one shard, mostly a single class,
+    and the others."""
+    with_one = [name for name in answer.settings if DRAWS[name].skew == "shards_1"]
+    return with_one, [name for name in answer.settings if name not in with_one]
+
+
 def controls_of(answer: Answer) -> list[str]:
     return [name for name in CONTROLS if name in answer.methods]
 

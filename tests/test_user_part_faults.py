@@ -346,6 +346,53 @@ def test_a_question_is_for_different_clients_that_are_available(
     broken_in_round_two(run, SelectionError, f"round 2: Faulty: .*{reason}")
 
 
+class Keeps(Selector):
+    """Keeps what it gets in round 1, and uses it in `select` or `observe` of round 2."""
+
+    needs = frozenset({Signal.LOSSES, Signal.VALIDATION})
+
+    def __init__(self, population: Any, when: str, question: Callable[..., Any]) -> None:
+        super().__init__(population)
+        self.when, self.question = when, question
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        if round == 1:
+            self.clients = clients
+            self.virtual = clients.broadcast(toy_params())
+        elif self.when == "select":
+            self.question(self)
+        return Selection(np.array([1, 3]))
+
+    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+        if round == 1:
+            self.server = server
+        elif self.when == "observe":
+            self.question(self)
+
+
+LATE_QUESTIONS: list[Callable[[Keeps], Any]] = [
+    lambda one: one.clients.losses(np.array([1])),
+    lambda one: one.clients.send_numbers(np.array([1]), 1),
+    lambda one: one.virtual.losses(np.array([1])),
+    lambda one: one.clients.validate({}),
+    lambda one: one.server.validate({}),
+]
+
+
+@pytest.mark.parametrize("question", LATE_QUESTIONS)
+@pytest.mark.parametrize("when", ["select", "observe"])
+def test_a_question_to_an_earlier_round_is_an_error(
+    when: str, question: Callable[[Keeps], Any]
+) -> None:
+    """That round's record is written, so nobody would pay for the answer."""
+    population = toy_population(SIZES, 2, 2)
+    parts = toy_components(ToyEngine(SIZES), population, Keeps(population, when, question))
+    reason = (
+        "round 2: Keeps: the selector asked the `clients` or `server` of round 1, which is over"
+    )
+    broken_in_round_two(Simulation(parts, toy_params()), SelectionError, reason)
+
+
 def test_unsigned_ids_and_lists_are_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Faulty, "needs", frozenset({Signal.LOSSES}))
     run = simulate(asks(np.array([3, 1], np.uint8)))

@@ -439,7 +439,8 @@ class Clients:
 
     def _checked(self, ids: Ids) -> Ids:
         """Return the ids of a question as int64. Raises `QuestionError` unless they are a
-        one-dimensional array of different clients that are available."""
+        one-dimensional array of different clients that are available, and the round is not over."""
+        self._context.require()
         ids = np.asarray(ids)
         if not ids.size:
             return np.empty(0, np.int64)

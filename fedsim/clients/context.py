@@ -131,7 +131,13 @@ class RoundContext:
     local_algorithm: LocalAlgorithm = field(default_factory=LocalAlgorithm)
 
     def require(self, *signals: Signal) -> None:
-        """Raise `UndeclaredSignalError` unless the selector declares `signals`."""
+        """Raise `QuestionError` if the round is over, and `UndeclaredSignalError` unless the
+        selector declares `signals`."""
+        if self.ledger.is_closed:
+            raise QuestionError(
+                f"the selector asked the `clients` or `server` of round {self.round}, which is "
+                "over; ask those of this round"
+            )
         for signal in signals:
             if signal not in self.needs:
                 raise UndeclaredSignalError(

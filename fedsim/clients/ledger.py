@@ -38,6 +38,8 @@ class Ledger:
     """Samples that the server evaluated for a selector, one forward pass each."""
     nonfinite_reports: int = 0
     """Losses that clients reported as nan or infinity. No cost: fedsim warns about them."""
+    is_closed: bool = False
+    """Whether the round's record is written, so that nothing can be charged any more."""
 
     def charge_exchange(self, exchange: Exchange) -> None:
         """Add the bytes and samples of an exchange, which holds one number for each client."""

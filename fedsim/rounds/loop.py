@@ -400,6 +400,7 @@ class Simulation:
         """Add up the round's wall time and simulated time, and return its record."""
         components = self.components
         ledger = context.ledger
+        ledger.is_closed = True
         seconds = context.timer.seconds
         self.wall_seconds += sum(seconds.values())
         record = Record(

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedsim.clients.compression import NUMBER, Compressor, Identity
 from fedsim.clients.context import QuestionError, RoundContext, Signal
-from fedsim.clients.local_results import GuardedTensors, LocalResults, row_norms
+from fedsim.clients.local_results import LocalResults, row_norms
 from fedsim.clients.system import Resources
 from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import FedsimError
@@ -45,6 +45,7 @@ from fedsim.core.types import (
     Exchange,
     Ids,
     Params,
+    copied,
     empty_cohort,
     positions_of,
     sizes_of,
@@ -87,8 +88,6 @@ class Clients:
         self._first_model = first_model
         self._ledger = context.ledger
         self._timer = context.timer
-        # guarded, because selectors see `params` itself as the `start` of a collected cohort
-        self._lent = GuardedTensors(params)
         num_clients = len(engine.data.train)
         self._is_available = np.zeros(num_clients, bool)
         self._is_available[context.available] = True
@@ -113,20 +112,14 @@ class Clients:
 
     @cached_property
     def params(self) -> Params:
-        """A copy of this version of the model, which must not be modified."""
-        return self._lent.copy_of(self._params)
+        """A copy of this version of the model."""
+        return copied(self._params)
 
     @cached_property
     def _trained_bytes(self) -> int:
         """The bytes of the P trained parameters, the unit of what local algorithms send in
         addition."""
         return sum(self._bytes[name] for name in self._engine.trained)
-
-    @property
-    def modified(self) -> tuple[list[str], list[str]]:
-        """Names of the tensors that the selector has modified in place, although it must not: first
-        those of the model, then those of the clients' updates. The round loop rejects them."""
-        return self._lent.modified, self._results.lent.modified
 
     def broadcast(self, params: Params) -> "Clients":
         """Return the same clients at another model `params` in the same round (a virtual round).
@@ -282,7 +275,7 @@ class Clients:
         matrices = self._matrices(ids, names)
         if isinstance(compressor, Identity):
             self._exchange(ids, train=samples, up=self._tensors_to_send(ids, names))
-            return matrices
+            return self._context.lent(matrices)
         num_bytes = compressor.num_bytes(self._num_entries(names))
         self._exchange(ids, train=samples, up=num_bytes)
         seed = self._context.compression_seed
@@ -341,7 +334,7 @@ class Clients:
                 "set optimizer=sgd optimizer.momentum=0.9, for example"
             )
         self._exchange(ids, train=samples, up=NUMBER * self._num_entries(buffers))
-        return buffers
+        return self._context.lent(buffers)
 
     def resources(self, ids: Ids) -> Resources:
         """Return the time that each client would take to download the model, to train and to upload
@@ -390,10 +383,12 @@ class Clients:
         that were collected before, cost nothing.
         """
         self._context.require(Signal.UPDATES)
-        return self.receive(ids).with_own_arrays()
+        cohort = self.receive(ids).with_own_arrays()
+        start = self._context.lent(cohort.start)
+        return replace(cohort, start=start, delta=self._context.lent(cohort.delta))
 
     def receive(self, ids: Ids) -> Cohort:
-        """Return the same as `collect`, with arrays that fedsim itself uses, too.
+        """Return the same as `collect`, with arrays and tensors that fedsim itself uses, too.
 
         The round loop calls this for the cohort, whatever the selector declares.
         """

@@ -20,7 +20,7 @@ from fedsim.clients.system import RoundClock
 from fedsim.core.arrays import Ints
 from fedsim.core.errors import FedsimError
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Cohort, Evaluation, Ids, Params
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, copied
 from fedsim.engine.engine import Engine
 
 
@@ -113,7 +113,8 @@ class RoundContext:
     that no client could be reached in an earlier round. `ledger` collects the costs, and `timer`
     the wall time. `public` holds the M public samples [M, ...], which the server and all clients
     have, and `validation` the server's validation split; None: the run has none. `round_clock` is
-    the simulated clock of this round; None: time is not simulated.
+    the simulated clock of this round; None: time is not simulated. With `lends_copies` the selector
+    gets copies of tensors: it is a class outside fedsim, which may modify what it gets.
     """
 
     round: int
@@ -129,6 +130,11 @@ class RoundContext:
     round_clock: RoundClock | None = None
     behaviour: ClientBehaviour = HONEST
     local_algorithm: LocalAlgorithm = field(default_factory=LocalAlgorithm)
+    lends_copies: bool = False
+
+    def lent(self, tensors: Params) -> Params:
+        """Return the tensors, or the copies of them, that the selector gets."""
+        return copied(tensors) if self.lends_copies else tensors
 
     def require(self, *signals: Signal) -> None:
         """Raise `QuestionError` if the round is over, and `UndeclaredSignalError` unless the
@@ -154,7 +160,8 @@ class RoundContext:
         needs = self.needs
         return replace(
             cohort.with_own_arrays(),
-            delta=cohort.delta if Signal.UPDATES in needs else HiddenUpdates(),
+            start=self.lent(cohort.start),
+            delta=self.lent(cohort.delta) if Signal.UPDATES in needs else HiddenUpdates(),
             loss=cohort.loss if Signal.TRAINING_LOSS in needs else None,
             rms_loss=cohort.rms_loss if Signal.SQUARED_LOSS in needs else None,
         )

@@ -1,5 +1,4 @@
-"""The updates of clients that have trained in this round, norms over many rows of them, and a guard
-that notices if a user's class modifies them.
+"""The updates of clients that have trained in this round, and norms over many rows of them.
 
 `Clients` stores updates here. n is the number of clients, d the number of entries of a row.
 """
@@ -12,48 +11,10 @@ from torch import Tensor
 
 from fedsim.core.arrays import Bools, Floats
 from fedsim.core.exact import row_sums
-from fedsim.core.types import Cohort, Ids, Params
+from fedsim.core.types import Cohort, Ids
 
 BLOCK_ENTRIES = 2**20
 """Entries of a block of rows, few enough for the processor's cache."""
-
-
-class GuardedTensors:
-    """Tensors that fedsim lends to a user's class and still needs. The class must not modify them.
-
-    `modified` names the tensors that it has modified all the same. The guard compares a tensor's
-    version (`Tensor._version`), which counts torch's operations in place on it and on its views.
-    Writes through `numpy()` or `data` are not counted.
-    """
-
-    def __init__(self, *lent: Params) -> None:
-        self._lent: list[tuple[Params, dict[str, tuple[Tensor, int]]]] = []
-        """Each lent mapping, and its tensors and their versions when it was lent."""
-        for tensors in lent:
-            self.add(tensors)
-
-    def add(self, tensors: Params) -> Params:
-        """Guard these tensors, too, and return them."""
-        versions = {name: (tensor, tensor._version) for name, tensor in tensors.items()}
-        self._lent.append((tensors, versions))
-        return tensors
-
-    def copy_of(self, params: Params) -> Params:
-        """Return a guarded copy of a model."""
-        return self.add({name: value.clone() for name, value in params.items()})
-
-    @property
-    def modified(self) -> list[str]:
-        """Names of tensors that have been modified, replaced, added or deleted."""
-        names: dict[str, None] = {}  # a set that keeps its order
-        for tensors, versions in self._lent:
-            for name, (tensor, version) in versions.items():
-                if tensors.get(name) is not tensor or tensor._version != version:
-                    names[name] = None
-            for name in tensors:
-                if name not in versions:
-                    names[name] = None
-        return list(names)
 
 
 class LocalResults:
@@ -64,8 +25,6 @@ class LocalResults:
 
     def __init__(self, num_clients: int) -> None:
         self._cohorts: list[Cohort] = []
-        self.lent = GuardedTensors()
-        """The updates, which selectors must not modify."""
         self._cohort_of = np.full(num_clients, -1)
         """Index of the cohort with which each client trained [N]; -1: it has not trained."""
         self._row_of = np.full(num_clients, -1)
@@ -80,7 +39,6 @@ class LocalResults:
         self._cohort_of[cohort.ids] = len(self._cohorts)
         self._row_of[cohort.ids] = np.arange(len(cohort.ids))
         self._cohorts.append(cohort)
-        self.lent.add(cohort.delta)
 
     def of(self, ids: Ids) -> Cohort:
         """Return the updates of `ids`, at least one, in this order. All of them have trained.

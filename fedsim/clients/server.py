@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.context import LabelledSamples, RoundContext, Signal
-from fedsim.clients.local_results import GuardedTensors
 from fedsim.core.errors import FedsimError
-from fedsim.core.types import Cohort, Evaluation, Params
+from fedsim.core.types import Cohort, Evaluation, Params, copied
 from fedsim.engine.engine import Engine
 
 
@@ -41,17 +40,11 @@ class Server:
         self._data = data
         self._context = context
         self._params = params
-        self._lent = GuardedTensors()
 
     @cached_property
     def params(self) -> Params:
-        """A copy of the global model after this round's aggregation, which must not be modified."""
-        return self._lent.copy_of(self._params)
-
-    @property
-    def modified(self) -> list[str]:
-        """Names of tensors in `params` that the selector has modified in place."""
-        return self._lent.modified
+        """A copy of the global model after this round's aggregation."""
+        return copied(self._params)
 
     def validate(self, params: Params) -> Evaluation:
         """Return accuracy and loss of `params` on the server's validation split."""

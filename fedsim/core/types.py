@@ -258,6 +258,11 @@ def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, i
     return kept_cohort, kept_weights, int((~keep).sum())
 
 
+def copied(tensors: Stack) -> Stack:
+    """Return copies of tensors, by name."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def empty_cohort(start: Params, trained: Sequence[str]) -> Cohort:
     """Return a cohort without clients (K = 0), for a round in which no update arrives."""
     nobody = np.empty(0, np.int64)

@@ -32,6 +32,43 @@ class AvailabilityError(FedsimError):
     """An availability model returned no valid mask of the clients."""
 
 
+class GuardedTensors:
+    """Tensors that fedsim lends to a user's class and still needs. The class must not modify them.
+
+    `modified` names the tensors that it has modified all the same. The guard compares a tensor's
+    version (`Tensor._version`), which counts torch's operations in place on it and on its views.
+    Writes through `numpy()` or `data` are not counted.
+    """
+
+    def __init__(self, tensors: Params) -> None:
+        self._lent: list[tuple[Params, dict[str, tuple[Tensor, int]]]] = []
+        """Each lent mapping, and its tensors and their versions when it was lent."""
+        self.add(tensors)
+
+    def add(self, tensors: Params) -> None:
+        """Guard these tensors, too."""
+        versions = {name: (tensor, tensor._version) for name, tensor in tensors.items()}
+        self._lent.append((tensors, versions))
+
+    @property
+    def modified(self) -> list[str]:
+        """Names of tensors that have been modified, replaced, added or deleted."""
+        names: dict[str, None] = {}  # a set that keeps its order
+        for tensors, versions in self._lent:
+            for name, (tensor, version) in versions.items():
+                if tensors.get(name) is not tensor or tensor._version != version:
+                    names[name] = None
+            for name in tensors:
+                if name not in versions:
+                    names[name] = None
+        return list(names)
+
+
+def is_users(component: object) -> bool:
+    """Return whether a component is of a class outside fedsim, which fedsim does not trust."""
+    return not type(component).__module__.startswith("fedsim.")
+
+
 def raise_fault(error: type[FedsimError], component: object, round: int, fault: str | None) -> None:
     """Raise an `error` that names the component, the round and the fault, if there is a fault."""
     if fault:
@@ -63,21 +100,6 @@ def selection_fault(selection: object, available: Ids, expected: int | None) -> 
     ):
         return None
     return f"must return weights as an array with one finite number per id, not {_shown(weights)}"
-
-
-def check_unmodified(
-    component: object, round: int, model: Sequence[str], updates: Sequence[str] = ()
-) -> None:
-    """Raise `SelectionError` if a selector has modified tensors in place.
-
-    `model` and `updates` are the names of modified tensors of the model and of the clients'
-    updates.
-    """
-    fault = _updates_fault(updates)
-    if model:
-        copy = "{name: value.clone() for name, value in clients.params.items()}"
-        fault = f"modified the model's {', '.join(model[:3])} in place; work on a copy: {copy}"
-    raise_fault(SelectionError, component, round, fault)
 
 
 def _updates_fault(modified: Sequence[str]) -> str | None:

@@ -20,7 +20,6 @@ from fedsim.clients.clients import Clients
 from fedsim.clients.context import QuestionError, RoundContext
 from fedsim.clients.ledger import Ledger
 from fedsim.clients.local_algorithms import LocalAlgorithm, LocalTraining
-from fedsim.clients.local_results import GuardedTensors
 from fedsim.clients.phase_timer import PhaseTimer
 from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import SimulatedClock
@@ -45,11 +44,12 @@ from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.arrivals import Arrivals, mean_loss, parts_before_loss
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.checks import (
+    GuardedTensors,
     SelectionError,
     check_available,
     check_combined,
     check_model,
-    check_unmodified,
+    is_users,
     raise_fault,
     selection_fault,
 )
@@ -221,6 +221,7 @@ class Simulation:
             round_clock=round_clock,
             behaviour=components.behaviour,
             local_algorithm=components.local_algorithm,
+            lends_copies=is_users(components.selector),
         )
 
     def _select(self, t: int, clients: Clients, available: Ids) -> Selection:
@@ -238,7 +239,6 @@ class Simulation:
         expected_size = None if selector.adaptive else selector.cohort_size(clients)
         fault = selection_fault(selection, available, expected_size)
         raise_fault(SelectionError, selector, t, fault)
-        check_unmodified(selector, t, *clients.modified)
         return replace(selection, ids=selection.ids.copy())  # the selector may keep and modify its
 
     def _arrivals(
@@ -362,14 +362,12 @@ class Simulation:
     def _observe(self, context: RoundContext, cohort: Cohort, params: Params) -> None:
         """Call the selector's `observe` with the updates as they were sent and the new model.
 
-        It sees updates and training losses only if it declares them. Raises `SelectionError` if it
-        modifies the model.
+        It sees updates and training losses only if it declares them.
         """
         components = self.components
         selector = components.selector
         server = Server(components.engine, components.server_data, context, params)
         selector.observe(context.round, context.visible(cohort), server)
-        check_unmodified(selector, context.round, server.modified)
 
     def measure(self) -> tuple[Evaluation, Floats | None]:
         """Return the evaluation of the global model on the test set, and its accuracy on each

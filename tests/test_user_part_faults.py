@@ -1,6 +1,7 @@
 """Faults in a user's selector, aggregator or availability model: named with the round, and without
 any effect."""
 
+import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -520,6 +521,46 @@ def test_changed_arrays_of_an_aggregators_cohort_have_no_effect() -> None:
 
     run = simulate(aggregator=Own(renames))
     assert [record.selected for record in run] == [[1, 3], [1, 3]]
+
+
+# --- random draws ---
+
+
+GLOBAL_DRAWS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: np.random.choice([1, 3]), "NumPy"),  # noqa: NPY002
+    (lambda: np.random.normal(), "NumPy"),  # noqa: NPY002
+    (lambda: np.random.seed(1), "NumPy"),  # noqa: NPY002
+    (lambda: torch.randperm(3), "torch"),
+    (lambda: random.sample([1, 3], 1), "Python"),
+]
+
+
+@pytest.mark.parametrize(("draw", "owner"), GLOBAL_DRAWS)
+@pytest.mark.parametrize("method", ["select", "observe"])
+def test_a_draw_from_a_global_generator_is_an_error(
+    method: str, draw: Callable[[], Any], owner: str
+) -> None:
+    """Its state is in no checkpoint, and does not depend on the seed."""
+
+    def drawing(_: object) -> Selection:
+        draw()
+        return Selection(np.array([1, 3]))
+
+    reason = rf"round 2: Faulty drew from {owner}'s global generator in `{method}`.*with the `rng`"
+    broken_in_round_two(simulate(**{f"on_{method}": drawing}), SelectionError, reason)
+
+
+def test_draws_outside_of_a_selector_and_of_its_own_generators_are_no_error() -> None:
+    def draws(_: object) -> Selection:
+        np.random.default_rng(0).random()
+        random.Random(0).random()
+        torch.rand(1, generator=torch.Generator().manual_seed(0))
+        return Selection(np.array([1, 3]))
+
+    run = simulate(draws, draws)
+    run.step()
+    np.random.random()  # noqa: NPY002
+    run.step()
 
 
 # --- attributes of classes ---

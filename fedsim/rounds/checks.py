@@ -6,7 +6,10 @@ class in a message: "must return ...".
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import pickle
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from textwrap import shorten
 from typing import TypeGuard
 
@@ -73,6 +76,37 @@ def raise_fault(error: type[FedsimError], component: object, round: int, fault: 
     """Raise an `error` that names the component, the round and the fault, if there is a fault."""
     if fault:
         raise error(f"round {round}: {type(component).__name__} {fault}")
+
+
+@contextmanager
+def no_global_draws(selector: object, round: int, method: str) -> Iterator[None]:
+    """Raise `SelectionError` if a selector outside fedsim draws from a global generator in this
+    context, in which fedsim calls its `method`.
+
+    fedsim neither seeds nor saves such a generator, so the run could not be repeated or resumed.
+    """
+    if not is_users(selector):
+        yield
+        return
+    before = _global_states()
+    yield
+    for library, state in _global_states().items():
+        if state != before[library]:
+            fault = (
+                f"drew from {library}'s global generator in `{method}`, itself or in code that it "
+                "calls; draw with the `rng` that `select` gets, so that the run can be repeated "
+                "and resumed"
+            )
+            raise_fault(SelectionError, selector, round, fault)
+
+
+def _global_states() -> dict[str, object]:
+    """Return the state of the global generator of each library, on the CPU."""
+    return {
+        "NumPy": pickle.dumps(np.random.get_state(legacy=False)),  # noqa: NPY002
+        "Python": random.getstate(),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
 
 
 def selection_fault(selection: object, available: Ids, expected: int | None) -> str | None:

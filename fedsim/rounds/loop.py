@@ -50,6 +50,7 @@ from fedsim.rounds.checks import (
     check_combined,
     check_model,
     is_users,
+    no_global_draws,
     raise_fault,
     selection_fault,
 )
@@ -235,7 +236,8 @@ class Simulation:
         # The selector might modify `clients.available`, which is the same array.
         available = available.copy()
         rng = self.components.streams.generator(Purpose.SELECT, t)
-        selection = selector.select(t, clients, rng)
+        with no_global_draws(selector, t, "select"):
+            selection = selector.select(t, clients, rng)
         expected_size = None if selector.adaptive else selector.cohort_size(clients)
         fault = selection_fault(selection, available, expected_size)
         raise_fault(SelectionError, selector, t, fault)
@@ -367,7 +369,8 @@ class Simulation:
         components = self.components
         selector = components.selector
         server = Server(components.engine, components.server_data, context, params)
-        selector.observe(context.round, context.visible(cohort), server)
+        with no_global_draws(selector, context.round, "observe"):
+            selector.observe(context.round, context.visible(cohort), server)
 
     def measure(self) -> tuple[Evaluation, Floats | None]:
         """Return the evaluation of the global model on the test set, and its accuracy on each

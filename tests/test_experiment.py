@@ -1,5 +1,6 @@
 """A run's components are what its config says, and its summary is what its rounds were."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedsim.running import assembly
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.experiment import component_warnings, execute
 from fedsim.running.summary import totals_of
+from fedsim.selectors.random import Random
 from fedsim.tracking.base import Trackers
 from tests.run_toys import plan_of
 
@@ -248,6 +250,36 @@ def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(
     assert execute(run).skipped
     assert not execute(plan("seed=3", "overwrite=true")).skipped
     assert started == [3, 3, 3]
+
+
+def fails_in_round_one(selector: Random) -> dict[str, Any]:
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("trace", "error"),
+    [
+        (
+            fails_in_round_one,
+            r"KeyError: 'mine' \(round 1, test_experiment\.py, line \d+, in fails_.*",
+        ),
+        (
+            lambda selector: {"x": lambda: 0},
+            r"round 1: Random\.trace must be a dict of JSON values: .*function is not JSON serial.*",
+        ),
+        (
+            lambda selector: [1],
+            r"round 1: Random\.trace must be a dict of JSON values: 'list' object is not a mapping",
+        ),
+    ],
+)
+def test_an_error_in_a_trace_names_its_round(
+    trace: Any, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Random, "trace", property(trace))
+    run = plan("overwrite=true")
+    assert execute(run).status == "failed"
+    assert re.fullmatch(error, (read_summary(run.folder) or {})["error"])
 
 
 # --- mistakes and warnings ---

@@ -34,6 +34,7 @@ from fedsim.results import files
 from fedsim.results.files import OutputError, RunFolder
 from fedsim.results.reading import FINAL, read_summary, window_of
 from fedsim.rounds.aggregators import weighting_warning
+from fedsim.rounds.checks import SelectionError
 from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import Checkpoint, Checkpoints
@@ -278,8 +279,8 @@ class _RunInProgress:
                 self.client_summary, self.client_arrays = client_accuracies(self.simulation)
             return ending
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            is_last = self.simulation.round == self.num_rounds
-            when = "after the last round" if is_last else f"round {self.simulation.round + 1}"
+            round = len(self.records) + 1  # its record is not written, as the trace may have failed
+            when = f"round {round}" if round <= self.num_rounds else "after the last round"
             return ended_by(error, self.config, self.folder.path, when)
 
     def _run_rounds(self) -> Outcome:
@@ -310,12 +311,16 @@ class _RunInProgress:
 
     def _write(self, record: Record) -> None:
         """Write the record of a round, and the selector's trace of it if it observed the round."""
+        selector = self.components.selector
+        trace = selector.trace if self.simulation.observed else None
         self.folder.append(record.as_dict())
         self.records.append(record)
-        if self.simulation.observed:
-            trace = self.components.selector.trace
-            if trace is not None:
+        if trace is not None:
+            try:
                 self.folder.append({"round": record.round, **trace}, files.TRACE)
+            except (TypeError, ValueError) as error:
+                fault = f"{type(selector).__name__}.trace must be a dict of JSON values: {error}"
+                raise SelectionError(f"round {record.round}: {fault}") from error
         self.incidents.see(record)
         self.trackers.log(record.as_dict())
 

@@ -371,7 +371,7 @@ def test_sentences_say_what_is_beyond_chance(answer: Answer) -> None:
     assert "In the mean over regimes, 1 of 2 methods (`flips`) is ahead, and 1 behind" in first
     assert "`flips` has the highest mean gain: +5.0" in second
     assert "Beyond chance, 1 of 2 methods (`flips`) is ahead at equal time and 1 of 2" in third
-    assert "lose at equal bytes, `top_loss` most: -4.9" in third
+    assert "lose at equal bytes, `top_loss` most (-4.9" in third
     assert (
         "The highest mean gain is that of `flips`, which asks clients for label counts." in fourth
     )
@@ -386,7 +386,7 @@ def test_the_evidence_has_the_numbers_behind_the_sentences(answer: Answer) -> No
     text = evidence(answer)
     assert "points of `flips` are probably an overestimate" in text
     assert "If `flips` stops at random selection's simulated time, its mean gain is +5.0" in text
-    assert "intervals below zero: `top_loss` -4.9" in text
+    assert "intervals below zero at equal bytes: `top_loss` -4.9" in text
     assert "After correction, beyond chance: `top_loss`." in text
     assert "`flips` +5.0" in text.partition("**For whom?**")[2]
     assert "of smartwatch and synthetic handwriting" in text

@@ -13,6 +13,7 @@ from fedsim.results.statistics import ALPHA, holm, t_quantile
 from scripts.benchmarks.answer import inference, scores, tuning
 from scripts.benchmarks.answer.scores import NO_METHODS
 
+POWER = 0.8
 NUM_CURVES = 3
 """Number of methods whose curves are drawn, next to a control."""
 CURVE_SHARES = tuple(np.linspace(0.05, 1, 20).round(2))
@@ -135,6 +136,17 @@ class Answer:
         probability = 1 - ALPHA / 2 / len(tests)
         quantiles = tests["df"].map(lambda df: t_quantile(probability, df))
         return (tests["error"] * quantiles)[is_complete]
+
+    def detectable(self, gains: pd.DataFrame) -> pd.Series:
+        """Return about the true gains that are beyond chance in 80 of 100 studies like this one,
+        for the rows of `needed`.
+
+        They are `needed` plus the standard error times Student's quantile at 0.8.
+        """
+        needed = self.needed(gains)
+        rows = gains.dropna(subset=["half", "p_holm"])
+        rows = rows[rows["settings"] == rows["settings"].max()]
+        return needed + rows["error"] * rows["df"].map(lambda df: t_quantile(POWER, df))
 
     @cached_property
     def common_baseline_gains(self) -> pd.DataFrame:

@@ -7,10 +7,9 @@ import pandas as pd
 from fedsim.benchmark.rules import CONTROLS, HORIZONS, SEEDS
 from fedsim.results.labels import REFERENCE
 from fedsim.results.ranking import AT_SERVER
-from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
 from scripts.benchmarks.answer.scores import FIRST_BLOCK, REGIME
-from scripts.benchmarks.answer.sentences import is_any_beyond, losing_at_equal_bytes
+from scripts.benchmarks.answer.sentences import is_any_beyond, losing_at
 from scripts.benchmarks.answer.tuning import COLLAPSE
 from scripts.benchmarks.answer.wording import (
     DATA,
@@ -33,7 +32,7 @@ def evidence(answer: Answer) -> str:
         "By how much?": _best_gain(answer),
         "At what price?": _at_equal_cost(answer),
         "For whom?": _best_of_classes(answer),
-        "What has run?": _population(answer),
+        "For which population?": _population(answer),
     }
     return "\n\n".join(f"**{title}**\n\n{bullets(texts)}" for title, texts in titles.items())
 
@@ -43,21 +42,15 @@ def _strength_of_tests(answer: Answer) -> list[str]:
     mean, in_regimes = answer.needed(answer.overall), answer.needed(answer.intervals)
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
     texts = [
-        f"The tests are weak, with {len(SEEDS)} seeds and a correction for all methods. To be "
-        f"beyond chance, a mean gain had to exceed {median_and_range(mean)}, and a gain in one "
-        f"regime {in_regimes.median():.1f}. The largest gain in a regime is {points(largest)}.",
-        "If the true gain of a method is as large as an estimate has to be, half of such studies "
-        "miss it.",
+        f"The tests have {len(SEEDS)} seeds and are corrected for all methods. To be beyond "
+        f"chance, an estimated mean gain had to exceed {median_and_range(mean)}. A true gain of "
+        f"about {answer.detectable(answer.overall).median():.1f} points would be found in 80 of "
+        "100 such studies.",
+        f"In one regime, a gain had to exceed {in_regimes.median():.1f} points. The largest is "
+        f"{points(largest)}.",
     ]
     if len(controls_of(answer)) == len(CONTROLS):
         texts.append(_with_common_baseline(answer))
-    _, tests = answer.ranks
-    is_different = tests.loc["friedman"] < ALPHA
-    if is_different.mean() > 0.5:
-        texts.append(
-            f"Methods do differ from each other, in {is_different.sum()} of {len(is_different)} "
-            "regimes ([ranks](benchmark_details.md#ranks))."
-        )
     return texts
 
 
@@ -85,7 +78,7 @@ def _best_gain(answer: Answer) -> list[str]:
         f"The {points(gain)} points of `{best}` are probably an overestimate, because they are the "
         f"best of {len(answer.rivals)} estimates. The median over settings is {points(median)}.",
         *_above_zero(answer, best),
-        f"Taken one by one, no interval of a mean gain ends above {points(_highest(answer))}.",
+        f"At equal rounds, no interval of a mean gain ends above {points(_highest(answer))}.",
     ]
     controls = [points(answer.overall.loc[name, "gain"]) for name in controls_of(answer)]
     if controls:
@@ -103,7 +96,7 @@ def _above_zero(answer: Answer, best: str) -> list[str]:
         return []
     above = []
     if _is_above_zero(answer.overall.loc[best]):
-        above.append("over all regimes")
+        above.append("in the mean over all regimes")
     for num_rounds in HORIZONS:
         if _is_above_zero(answer.overall_after(num_rounds).loc[best]):
             above.append(f"with {num_rounds} rounds")
@@ -119,7 +112,7 @@ def _above_zero(answer: Answer, best: str) -> list[str]:
     if with_few_rounds and names and (in_regime.reindex(names) > 0).all():
         text += (
             f" And part of it may be bad luck of random selection: under `constant, {HORIZONS[0]}` "
-            "the controls gain, too."
+            f"the controls have {' and '.join(points(value) for value in in_regime[names])}."
         )
     return [text]
 
@@ -163,18 +156,23 @@ def _at_equal_cost(answer: Answer) -> list[str]:
         text += f"The highest mean gain is another: {' and '.join(others)}."
     else:
         text += "No method has more."
-    losing = losing_at_equal_bytes(answer)
-    if not len(losing):
-        return [text]
-    parts = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
-    beyond = answer.beyond_chance(-1, gains=means["equal bytes"])
-    return [
-        text,
-        f"These methods lose at equal bytes, with intervals below zero: {', '.join(parts)}. After "
-        f"correction, beyond chance: {listed(beyond) or 'none'}.",
-        "Rates and schedules were tuned for the whole number of rounds. Methods that stop early "
-        "may lose less if they are tuned for the rounds that they can afford.",
-    ]
+    texts = [text]
+    for budget in ("equal time", "equal bytes"):
+        losing = losing_at(answer, budget)
+        if not len(losing):
+            continue
+        parts = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
+        beyond = answer.beyond_chance(-1, gains=means[budget])
+        texts.append(
+            f"These methods have intervals below zero at {budget}: {', '.join(parts)}. After "
+            f"correction, beyond chance: {listed(beyond) or 'none'}."
+        )
+    texts.append(
+        "Rates and schedules were tuned for the whole number of rounds. A method that stops early "
+        "never reaches the end of its schedule, and may lose less if it is tuned for the rounds "
+        "that it can afford."
+    )
+    return texts
 
 
 def _best_of_classes(answer: Answer) -> list[str]:

@@ -3,8 +3,8 @@
 import pandas as pd
 
 from fedsim.benchmark.rules import HORIZONS
-from fedsim.results.labels import REFERENCE
 from fedsim.results.ranking import AT_SERVER
+from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
 from scripts.benchmarks.answer.scores import FIRST_BLOCK
 from scripts.benchmarks.answer.wording import (
@@ -47,7 +47,13 @@ def _whether(answer: Answer) -> str:
     if is_any_beyond(answer):
         of_means = f"{count_of(better, len(answer.rivals))} ahead, and {len(worse)} behind"
         tests = f"{tests} in a regime. In the mean over regimes, {of_means}"
-    return f"{title}. At equal rounds, with a learning rate tuned for each method, {tests}."
+    _, friedman = answer.ranks
+    is_different = friedman.loc["friedman"] < ALPHA
+    others = " [Methods do differ from each other](benchmark_details.md#ranks)."
+    return (
+        f"{title}. At equal rounds, with a learning rate tuned for each method, {tests}."
+        f"{others if is_different.mean() > 0.5 else ''}"
+    )
 
 
 def _is_any_ahead(answer: Answer) -> bool:
@@ -63,20 +69,16 @@ def is_any_beyond(answer: Answer) -> bool:
 
 
 def _how_much(answer: Answer) -> str:
-    """Say what the best method gains, and what a wrong learning rate costs."""
+    """Say what the best method gains, and what a schedule brings random selection."""
     best = answer.rivals[0]
     parts = [f"{mean_gain(answer.overall_after(num), best)} with {num} rounds" for num in HORIZONS]
-    text = (
+    schedule = mean_gain(answer.overall_references, "schedule")
+    return (
         f"**By how much, and when?** `{best}` has the highest mean gain: "
-        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}).{_with_one_shard(answer)}"
+        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}).{_with_one_shard(answer)} "
+        "For comparison, a step or cosine schedule in place of a constant learning rate brings "
+        f"random selection itself {schedule}."
     )
-    if len(answer.trials):
-        loss = answer.tuning.loc[REFERENCE, "too_high"]
-        text += (
-            f" For comparison, a learning rate three times too high costs random selection "
-            f"{loss:.0f} points."
-        )
-    return text
 
 
 def _with_one_shard(answer: Answer) -> str:
@@ -88,8 +90,8 @@ def _with_one_shard(answer: Answer) -> str:
     with_one, others = (mean_gain(answer.overall_in(settings), best) for settings in groups)
     return (
         f" In the {len(groups[0])} settings where each client has one shard (mostly a single "
-        f"class) it is {with_one}, and in the {len(groups[1])} others {others} "
-        "([seen with results known](benchmark_details.md#one-shard-per-client))."
+        f"class) it is {with_one}, and in the {len(groups[1])} others {others} ([a comparison post "
+        "hoc](benchmark_details.md#one-shard-per-client))."
     )
 
 
@@ -102,20 +104,21 @@ def _at_what_price(answer: Answer) -> str:
         verdict = f"Beyond chance, {' and '.join(parts)}."
     else:
         verdict = "At equal simulated time and at equal bytes no method is ahead beyond chance."
-    losing = losing_at_equal_bytes(answer)
+    losing = losing_at(answer, "equal bytes")
     if not len(losing):
         return f"**At what price?** {verdict}"
     worst = losing.index[0]
     loss = mean_gain(answer.overall_at["equal bytes"], worst)
     return (
-        f"**At what price?** {verdict} Methods that ask many clients lose at equal bytes, "
-        f"`{worst}` most: {loss} points."
+        f"**At what price?** {verdict} Methods that ask many clients seem to lose at equal bytes, "
+        f"`{worst}` most ({loss} points), but their learning rates were tuned for more rounds than "
+        "they can then afford."
     )
 
 
-def losing_at_equal_bytes(answer: Answer) -> pd.DataFrame:
-    """Return the mean gains at equal bytes whose interval is below zero, the lowest first."""
-    rows = answer.overall_at["equal bytes"].loc[answer.rivals].sort_values("gain")
+def losing_at(answer: Answer, budget: str) -> pd.DataFrame:
+    """Return the mean gains at a budget whose interval is below zero, the lowest first."""
+    rows = answer.overall_at[budget].loc[answer.rivals].sort_values("gain")
     return rows[rows["gain"] + rows["half"] < 0]
 
 
@@ -147,8 +150,8 @@ def _not_shown(answer: Answer) -> str:
     missing = missing_populations(answer)
     without = f" These have not run yet: {', '.join(missing)}." if missing else ""
     return (
-        "**What is not shown?** That no method gains: the tests are weak, and a mean gain "
-        f"had to exceed {needed:.1f} points to be beyond chance (median over methods).{without}"
+        "**What is not shown?** That no method gains. The tests are weak: to be beyond chance, a "
+        f"mean gain had to exceed {needed:.1f} points (median over methods).{without}"
     )
 
 

@@ -362,3 +362,39 @@ def test_a_selector_whose_state_cannot_be_saved_is_named_before_round_1(
     with pytest.raises(FedsimError, match=r"\['selector'\]\['rng'\] is of type numpy.random"):
         run(list(WORDS))
     assert not rounds
+
+
+LAB = """
+import numpy as np
+from fedsim.selectors.base import Selection, Selector, parameters
+
+
+@parameters
+class Mine(Selector):
+    state = ("memory",)
+    step: int
+
+    def __post_init__(self):
+        self.memory, self.turn, self.unchanged, self.other = 0, 0, [1], None
+
+    def select(self, round, clients, rng):
+        self.memory += 1
+        self.turn += self.step
+        self.other = clients
+        ids = (np.arange(self.cohort_size(clients)) + self.turn) % len(clients.available)
+        return Selection(np.sort(ids))
+"""
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_an_attribute_that_changes_and_is_not_saved_is_named(
+    step: int, rounds: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`other` changes, too, but is of a type that no checkpoint could hold."""
+    Path("my_lab.py").write_text(LAB)
+    words = ["selector=round_robin", "selector._target_=my_lab.Mine", f"+selector.step={step}"]
+    assert run([*WORDS[:-1], *words]) == 0
+    summary = read_summary(folder_in("outputs")) or {}
+    assert summary.get("unsaved_attributes", []) == ["my_lab.Mine.turn"][:step]
+    note = "my_lab.Mine.turn: changed during the run and not in `state`"
+    assert capsys.readouterr().err.count(note) == step

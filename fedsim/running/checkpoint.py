@@ -23,11 +23,18 @@ from fedsim.config.user_code import user_code
 from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.encoding import dataclasses_known_to, decode, encode
 from fedsim.core.errors import ConfigError, FedsimError, Problem
+from fedsim.core.parameters import Stateful
 from fedsim.core.record import Record
 from fedsim.results.files import NEWEST, PREVIOUS, TRACE, RunFolder, json_ready
 from fedsim.results.reading import METRICS, Rounds, check_rounds, read_metrics, read_summary
 from fedsim.running.assembly import Experiment
-from fedsim.running.checkpoint_file import CheckpointError, checkpoint_content, pack, unpack
+from fedsim.running.checkpoint_file import (
+    HASH_BYTES,
+    CheckpointError,
+    checkpoint_content,
+    pack,
+    unpack,
+)
 from fedsim.running.process import CODES
 
 FORMAT = 3
@@ -92,17 +99,40 @@ class Checkpoints:
         self.simulation = experiment.simulation
         self.identity = identity_of(config, experiment)
         components = self.simulation.components
-        stateful = {
+        self.stateful: dict[str, Stateful] = {
             "selector": components.selector,
             "aggregator": components.aggregator,
             "local_algorithm": components.local_algorithm,
         }
-        self.dataclasses = dataclasses_known_to(*stateful.values())
-        states = {name: part.state_dict() for name, part in stateful.items()}
+        self.dataclasses = dataclasses_known_to(*self.stateful.values())
+        self._unsaved = self._hashes_of_unsaved()
+        states = {name: part.state_dict() for name, part in self.stateful.items()}
         encode(states, {}, dataclasses=self.dataclasses)  # raises now instead of at the first save
         self.device = components.server_data.test.x.device
         self.saved_at = 0.0
         self.cost = 0.0
+
+    def _hashes_of_unsaved(self) -> dict[str, bytes]:
+        """Return a hash of each attribute of the user's components that is not in their `state`.
+
+        Values that no checkpoint could hold are skipped.
+        """
+        hashes = {}
+        for part in self.stateful.values():
+            path = f"{type(part).__module__}.{type(part).__qualname__}"
+            if path.startswith("fedsim."):
+                continue
+            for name in vars(part).keys() - set(part.state):
+                with suppress(Exception):  # a value may be of any type
+                    content = pack({}, {name: vars(part)[name]}, self.dataclasses)
+                    hashes[f"{path}.{name}"] = content[:HASH_BYTES]
+        return hashes
+
+    def unsaved_changes(self) -> list[str]:
+        """Return the attributes of the user's components that have changed since the process began
+        the run, although no checkpoint holds them."""
+        now = self._hashes_of_unsaved().items()
+        return sorted(name for name, value in now if value != self._unsaved.get(name))
 
     def due(self, round: int, wall_seconds: float) -> bool:
         """Return whether to save after `round`, when the run has taken `wall_seconds`."""

@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +361,10 @@ class _RunInProgress:
             summary["code"] = identity["code"]
         if self.origin.earlier_code:
             summary["earlier_code"] = self.origin.earlier_code
+        unsaved = self.checkpoints.unsaved_changes()
+        if unsaved:
+            summary["unsaved_attributes"] = unsaved
+            _note_unsaved(", ".join(unsaved))
         return summary | {"revision": self.revision, "environment": machine, "trackers": {}}
 
     def write_results(self, summary: dict[str, Any]) -> dict[str, Any]:
@@ -401,6 +405,16 @@ class _RunInProgress:
             self.folder.write_summary(summary)
         except OutputError as error:
             warn(f"fedsim: {error}\n")
+
+
+@cache
+def _note_unsaved(names: str) -> None:
+    """Print, once in a process, which attributes of a user's class no checkpoint holds."""
+    warn(
+        f"fedsim: {names}: changed during the run and not in `state`. If a later round reads such "
+        "an attribute, a run that was killed and resumed differs from an undisturbed one; add it "
+        "to `state`\n"
+    )
 
 
 def component_warnings(simulation: Simulation) -> list[str]:

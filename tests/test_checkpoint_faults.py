@@ -359,7 +359,9 @@ def test_a_selector_whose_state_cannot_be_saved_is_named_before_round_1(
     monkeypatch.setattr(
         "fedsim.selectors.oort.Oort.state_dict", lambda self: {"rng": np.random.default_rng(0)}
     )
-    with pytest.raises(FedsimError, match=r"\['selector'\]\['rng'\] is of type numpy.random"):
+    with pytest.raises(
+        FedsimError, match=r"selector .*Oort\.rng is of type numpy.random.*; store "
+    ):
         run(list(WORDS))
     assert not rounds
 
@@ -388,9 +390,10 @@ class Mine(Selector):
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_an_attribute_that_changes_and_is_not_saved_is_named(
-    step: int, rounds: list[int], capsys: pytest.CaptureFixture[str]
+    step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`other` changes, too, but is of a type that no checkpoint could hold."""
+    monkeypatch.syspath_prepend(str(Path.cwd()))
     Path("my_lab.py").write_text(LAB)
     words = ["selector=round_robin", "selector._target_=my_lab.Mine", f"+selector.step={step}"]
     assert run([*WORDS[:-1], *words]) == 0
@@ -398,3 +401,45 @@ def test_an_attribute_that_changes_and_is_not_saved_is_named(
     assert summary.get("unsaved_attributes", []) == ["my_lab.Mine.turn"][:step]
     note = "my_lab.Mine.turn: changed during the run and not in `state`"
     assert capsys.readouterr().err.count(note) == step
+
+
+SPOILED = """
+import numpy as np
+from fedsim.selectors.random import Random
+
+
+class Mine(Random):
+    state = ("memory",)
+
+    def __post_init__(self):
+        self.memory = []
+
+    def select(self, round, clients, rng):
+        if round == 3:
+            {}
+        return super().select(round, clients, rng)
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        (
+            "self.memory.append(lambda: 1)",
+            "selector my_lab.Mine.memory[0] is of type builtins.function, which a checkpoint ",
+        ),
+        (
+            "self.memory = np.array([None])",
+            "selector my_lab.Mine.memory is of type numpy.ndarray of dtype object, which a ",
+        ),
+    ],
+)
+def test_a_state_that_cannot_be_saved_is_named_with_its_class_and_attribute(
+    statement: str, reason: str, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    Path("my_lab.py").write_text(SPOILED.format(statement))
+    words = ["selector=random", "selector._target_=my_lab.Mine", "checkpoint.every=1"]
+    assert run([*WORDS[:-1], *words]) == 1
+    assert rounds == [1, 2, 3]
+    assert reason in str((read_summary(folder_in("outputs")) or {})["error"])

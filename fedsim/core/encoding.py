@@ -80,10 +80,11 @@ def encode(
         values |= getattr(value, "__dict__", {})  # attributes that are no fields
         encoded = {name: inner(item, f"{where}.{name}") for name, item in values.items()}
         return {"dataclass": [path, encoded]}
+    dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
     raise EncodingError(
-        f"{where} is of type {path}, which a checkpoint cannot hold (None, numbers, strings, "
-        "lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors, "
-        "dataclasses of these)"
+        f"{where} is of type {path}{dtype}, which a checkpoint cannot hold; store None, numbers, "
+        "strings, lists, tuples, dicts, sets, deques, plain NumPy arrays of numbers, dense torch "
+        "tensors or dataclasses of these, and make other objects from them"
     )
 
 

@@ -21,7 +21,7 @@ import fedsim
 from fedsim.config.settings import CheckpointSettings
 from fedsim.config.user_code import user_code
 from fedsim.core.configs import IRRELEVANT_KEYS, leaves
-from fedsim.core.encoding import dataclasses_known_to, decode, encode
+from fedsim.core.encoding import EncodingError, dataclasses_known_to, decode, encode
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.parameters import Stateful
 from fedsim.core.record import Record
@@ -106,11 +106,17 @@ class Checkpoints:
         }
         self.dataclasses = dataclasses_known_to(*self.stateful.values())
         self._unsaved = self._hashes_of_unsaved()
-        states = {name: part.state_dict() for name, part in self.stateful.items()}
-        encode(states, {}, dataclasses=self.dataclasses)  # raises now instead of at the first save
+        self._check_states()  # raises now instead of at the first save
         self.device = components.server_data.test.x.device
         self.saved_at = 0.0
         self.cost = 0.0
+
+    def _check_states(self) -> None:
+        """Raise `EncodingError` if a checkpoint cannot hold the state of a component."""
+        for group, part in self.stateful.items():
+            path = f"{group} {type(part).__module__}.{type(part).__qualname__}"
+            for name, value in part.state_dict().items():
+                encode(value, {}, f"{path}.{name}", self.dataclasses)
 
     def _hashes_of_unsaved(self) -> dict[str, bytes]:
         """Return a hash of each attribute of the user's components that is not in their `state`.
@@ -150,7 +156,11 @@ class Checkpoints:
         start = time.monotonic()
         lengths = self.folder.sync_records()  # first: a checkpoint needs the records of its rounds
         checkpoint = replace(origin, state=self.simulation.state_dict(), lengths=lengths)
-        content = pack(self.identity, vars(checkpoint), self.dataclasses)
+        try:
+            content = pack(self.identity, vars(checkpoint), self.dataclasses)
+        except EncodingError:
+            self._check_states()  # raises the same error, with the class and the attribute
+            raise
         self.folder.write_bytes(NEWEST, content, keep_as=PREVIOUS)
         self.saved_at = self.simulation.wall_seconds
         self.cost = time.monotonic() - start

@@ -425,6 +425,15 @@ class Mine(Random):
     ("statement", "reason"),
     [
         (
+            "self.memory = open('my_lab.py')",
+            "my_lab.Mine.memory, which `state` names, cannot be copied into a checkpoint "
+            "(TypeError: cannot pickle '_io.TextIOWrapper' object); store numbers,",
+        ),
+        (
+            "del self.memory",
+            "my_lab.Mine has no attribute `memory`, which `state` names; set it in __post_init__",
+        ),
+        (
             "self.memory.append(lambda: 1)",
             "selector my_lab.Mine.memory[0] is of type builtins.function, which a checkpoint ",
         ),

@@ -24,7 +24,7 @@ from typing import (
 
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le
 
-from fedsim.core.errors import Problem, at_least, at_most, between, check, positive
+from fedsim.core.errors import FedsimError, Problem, at_least, at_most, between, check, positive
 
 T = TypeVar("T")
 Problems = Iterable[Problem | None]
@@ -55,8 +55,25 @@ class Stateful:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a deep copy of the attributes named in `state`."""
-        return {name: copy.deepcopy(getattr(self, name)) for name in self.state}
+        """Return a deep copy of the attributes named in `state`. Raises `FedsimError` for one that
+        is missing or cannot be copied."""
+        path = f"{type(self).__module__}.{type(self).__qualname__}"
+        copies = {}
+        for name in self.state:
+            if not hasattr(self, name):
+                raise FedsimError(
+                    f"{path} has no attribute `{name}`, which `state` names; set it in "
+                    "__post_init__, and do not delete it"
+                )
+            try:
+                copies[name] = copy.deepcopy(getattr(self, name))
+            except Exception as error:
+                raise FedsimError(
+                    f"{path}.{name}, which `state` names, cannot be copied into a checkpoint "
+                    f"({type(error).__name__}: {error}); store numbers, strings, lists, dicts, "
+                    "arrays or tensors, and make other objects from them"
+                ) from error
+        return copies
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""

@@ -14,10 +14,12 @@ from fedsim import load_rounds, load_runs, run_experiment
 from fedsim.commands import show, verify
 from fedsim.config.user_code import changed_since, user_code
 from fedsim.core.errors import ConfigError
+from fedsim.core.record import Record
 from fedsim.jobs.cli import run
 from fedsim.results.archive import write_archive
 from fedsim.results.reading import read_summary
 from fedsim.results.runs import read_runs
+from fedsim.rounds.loop import Simulation
 from tests.checkpoint_toys import Killed
 from tests.launcher_toys import plans_of, sent
 from tests.report_toys import make_report
@@ -453,3 +455,25 @@ def test_a_kill_between_the_renames_loses_nothing(
     edit(*FLIP)
     assert run(MINE) == 0
     assert {path.read_bytes() for path in Path().glob("outputs/*/*/summary.json")} >= kept
+
+
+@pytest.mark.parametrize("choice", ["selector=mine", "selector=random"])
+def test_a_run_that_fails_after_a_save_names_the_key_for_changed_code(
+    choice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a checkpoint, or without a class of the user's, the same command suffices."""
+    line = "after a change of your code, add checkpoint.other_code=true"
+
+    step = Simulation.step
+    for last_round in (1, 2):
+
+        def failing(self: Simulation, last: int = last_round) -> Record:
+            if self.round == last:
+                raise ValueError("mine")
+            return step(self)
+
+        monkeypatch.setattr(Simulation, "step", failing)
+        assert run([*MINE[:-1], choice, "checkpoint.every=2"]) == 1
+        told = capsys.readouterr().out
+        assert "the same command resumes it: fedsim" in told
+        assert (line in told) == (last_round == 2 and choice == "selector=mine")

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.config.plan import Plan
+from fedsim.config.user_code import user_code
 from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.text import command
 from fedsim.jobs.overwriting import Overwriting
-from fedsim.results.files import ERROR
+from fedsim.results.files import ERROR, NEWEST
 from fedsim.results.reading import FINISHED, DamagedError, read_config
 from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.process import Preempted
@@ -254,6 +255,7 @@ class Narration:
             print_line(f"{diverged} diverged: a lower optimizer.lr may help")
         num_left = 0
         tracebacks = []
+        is_saved_code = False
         for plan, outcome in zip(self.plans, outcomes, strict=True):
             if outcome.final:
                 continue
@@ -262,6 +264,7 @@ class Narration:
             place = worked_in(plan.folder, outcome_on_file(plan), overwrite=overwrite)
             if (place / ERROR).is_file():
                 tracebacks.append(place / ERROR)
+            is_saved_code |= (place / NEWEST).is_file() and user_code(plan.config) is not None
         for file in tracebacks[:MAX_NAMED]:
             print_line(f"its traceback: {file}")
         if num_left:
@@ -269,6 +272,8 @@ class Narration:
             if num_left == 1:
                 jobs = "the one that is not done" if self._is_sweep else "it"
             print_line(f"the same command resumes {jobs}: {self._command}")
+        if is_saved_code:  # a checkpoint of other code is rejected
+            print_line("after a change of your code, add checkpoint.other_code=true")
 
 
 def _results(outcome: Outcome) -> list[str]:

@@ -232,7 +232,7 @@ def test_what_failed_is_named_with_its_remedy(
     told = capsys.readouterr().out
     (folder,) = Path("outputs/with space").glob("*-s1-*")
     assert "job 2/2 failed · seed=1 · KeyError: 'mine'" in told
-    assert f"its traceback: {folder / 'error.txt'}" in told
+    assert f"traceback of seed=1: {folder / 'error.txt'}" in told
     assert (
         f"resumes the one that is not done: uv run fedsim {' '.join(words[:-1])} 'name=with space'"
         in told

@@ -174,11 +174,7 @@ class Narration:
                 print_line(f"already {outcome.status}: {plan.folder}{remedy}")
         elif self._is_sweep:
             position = self.progress.position(plan.folder)
-            labels = self._labels[plan.folder]
-            names = " ".join(
-                f"{name}={labels[key]}" for key, name in self._names.items() if key in labels
-            )
-            parts = [outcome.status, names, *_results(outcome), time_left(position)]
+            parts = [outcome.status, self._name_of(plan), *_results(outcome), time_left(position)]
             CONSOLE.print(
                 job_number(position) + " · ".join(filter(None, parts)),  # without empty parts
                 style=None if outcome.status in FINISHED else "red",
@@ -188,6 +184,13 @@ class Narration:
         elif not has_console(plan) and outcome.status not in ("data", "config"):
             print_line(" · ".join([outcome.status, *_results(outcome)]))
             print_line(f"results in {plan.folder}")
+
+    def _name_of(self, plan: Plan) -> str:
+        """Return the labels of a job in which jobs differ, such as "seed=1"; empty for one job."""
+        labels = self._labels[plan.folder]
+        return " ".join(
+            f"{name}={labels[key]}" for key, name in self._names.items() if key in labels
+        )
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Close the command: a table of its jobs, the place of results, and what to do next."""
@@ -263,10 +266,11 @@ class Narration:
             overwrite = plan.settings.overwrite
             place = worked_in(plan.folder, outcome_on_file(plan), overwrite=overwrite)
             if (place / ERROR).is_file():
-                tracebacks.append(place / ERROR)
+                job = f"traceback of {self._name_of(plan)}" if self._is_sweep else "its traceback"
+                tracebacks.append(f"{job}: {place / ERROR}")
             is_saved_code |= (place / NEWEST).is_file() and user_code(plan.config) is not None
-        for file in tracebacks[:MAX_NAMED]:
-            print_line(f"its traceback: {file}")
+        for line in tracebacks[:MAX_NAMED]:
+            print_line(line)
         if num_left:
             jobs = f"{num_left} jobs that are not done"
             if num_left == 1:

@@ -14,7 +14,7 @@ from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.server import Server
-from fedsim.core.errors import FedsimError
+from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.types import Cohort, Params, Selection
 from fedsim.rounds.aggregators import Aggregator, FedAvg
 from fedsim.rounds.availability import Availability
@@ -584,3 +584,15 @@ def test_a_local_algorithm_returns_a_correction_or_none(
     monkeypatch.setattr(LocalAlgorithm, "correction", lambda self, ids, params: answer)
     with pytest.raises(FedsimError, match="LocalAlgorithm must return a Correction or None from"):
         simulate().step()
+
+
+@pytest.mark.parametrize("weight", [0.5, 1e30])
+def test_divergence_names_large_weights_of_the_selector(weight: float) -> None:
+    """The updates of round 2 diverge with weights that sum to 1 or to 2e30."""
+    run = simulate(lambda clients: Selection(np.array([1, 3]), np.full(2, weight)))
+    run.step()
+    run.components.engine.broken = {1, 3}  # type: ignore[attr-defined]
+    with pytest.raises(DivergedError, match=r"a lower optimizer\.lr may help") as caught:
+        run.step()
+    told = "or smaller weights: those of Faulty sum to 2e+30, and for a mean they must sum to 1"
+    assert (told in str(caught.value)) == (weight > 1)

@@ -253,9 +253,6 @@ class Narration:
 
     def _print_remedies(self, outcomes: Sequence[Outcome]) -> None:
         """Print what the user can do about jobs that are not done."""
-        diverged = sum(outcome.status == "diverged" for outcome in outcomes)
-        if diverged:
-            print_line(f"{diverged} diverged: a lower optimizer.lr may help")
         num_left = 0
         tracebacks = []
         is_saved_code = False

@@ -57,6 +57,9 @@ from fedsim.rounds.checks import (
 from fedsim.rounds.client_accuracy import ClientAccuracy, aggregates
 from fedsim.selectors.base import Selector
 
+LARGE_TOTAL = 100
+"""If a selector's weights sum to more, a run that diverges names them as a possible cause."""
+
 
 @dataclass(frozen=True)
 class Components:
@@ -121,6 +124,8 @@ class Simulation:
         """Whether clients could be reached in some round so far."""
         self.covered: Bools = np.zeros(components.population.num_clients, dtype=bool)
         """Clients that have been selected at least once [N]."""
+        self.weights: Weights = None
+        """The selector's weights of the latest selection."""
 
     def __iter__(self) -> Iterator[Record]:
         while self.round < self.components.population.num_rounds:
@@ -133,6 +138,13 @@ class Simulation:
         except QuestionError as error:
             name = type(self.components.selector).__name__
             raise SelectionError(f"round {self.round + 1}: {name}: {error}") from error
+        except DivergedError as error:
+            total = 1.0 if self.weights is None else self.weights.sum()
+            if abs(total) <= LARGE_TOTAL:
+                raise
+            name = type(self.components.selector).__name__
+            cause = f"those of {name} sum to {total:g}, and for a mean they must sum to 1"
+            raise DivergedError(f"{error}, or smaller weights: {cause}") from error
 
     def _round(self, t: int) -> Record:
         """Run round `t`. The state of the simulation changes only after step 6, when no component
@@ -148,6 +160,7 @@ class Simulation:
         # 2. Select. `asking_seconds` is the simulated time of the questions to clients.
         timer.enter("select")
         selection = self._select(t, clients, context.available)
+        self.weights = selection.weights
         asking_seconds = 0.0 if context.round_clock is None else context.round_clock.elapsed
 
         # 3. Train

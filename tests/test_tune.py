@@ -1,11 +1,13 @@
 """Tuning: the spaces that selectors declare, the points in them, and the runs that are made."""
 
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from fedsim.benchmark import study
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.words import parse
 from fedsim.core.disk import conf_dir
@@ -45,6 +47,38 @@ def test_points_of_choices_repeat_none_and_reach_all() -> None:
 
 def test_a_space_of_three_values_has_four_points_at_most() -> None:
     assert len(tune.points_of(parse(["x=a,b,c"]), 63)) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ("0.5", "is one value"),
+        ("0.1-0.5", "is one value"),
+        ("interval(a,b)", "cannot be read"),
+        ("interval(0.1, 0.5)", "cannot be read"),
+        ("range(5,5)", "has no values"),
+        ("interval(0.5,0.1)", "must have a < b"),
+        ("interval(0.1,inf)", "must have a < b"),
+        ("tag(log,interval(0,1))", "must have a > 0"),
+    ],
+)
+def test_a_wrong_line_tune_is_reported_before_a_run(value: str, fault: str, tmp_path: Path) -> None:
+    """The message has the file, the word of the line, the rule and an example."""
+    for folder in ("own/selector", "own/cell"):
+        Path(folder).mkdir(parents=True)
+    text = (conf_dir() / "selector" / "oort.yaml").read_text()
+    line = f"#   tune: selector.cutoff={value}"
+    Path("own/selector/mine.yaml").write_text(re.sub("#   tune: .*", line, text))
+    Path("own/cell/tiny.yaml").write_text("# @package _global_\nnum_clients: 20\n")
+    word = re.escape(f"selector.cutoff={value.split()[0]}")
+    example = re.escape("interval(0.1,0.9)")
+    message = rf"mine\.yaml: tune='{word}': {fault}.*\n.*{example}"
+    words = ["--config-dir", "own", "selector=mine"]
+    with pytest.raises(ConfigError, match=message):
+        tune.run(words)
+    with pytest.raises(ConfigError, match=message):
+        study.run([*words, "cell=tiny"])
+    assert not list(tmp_path.rglob("outputs"))
 
 
 QUICK = ("oort", "power_of_choice")

@@ -165,11 +165,13 @@ class Study:
         self.chosen_words: dict[str, Sequence[str]] = {}
 
     def check_methods(self) -> None:
-        """Raise `ConfigError` if the setting or a method does not exist, or does not run there, or
-        if the runs would overwrite earlier ones."""
+        """Raise `ConfigError` if the setting or a method does not exist, or does not run there, if
+        the search space of a method is wrong, or if the runs would overwrite earlier ones."""
         for method in self.methods:
-            plans = check_jobs(self._compose(method_words(method)))
+            jobs = self._compose(method_words(method))
+            plans = check_jobs(jobs)
             check(overwrite_problem(plans))
+            point_words(method, jobs[0])
 
     def run(self, command: Sequence[str]) -> int:
         """Run all phases, write the chosen values to a file, and return the exit code.

@@ -8,6 +8,7 @@ gives `Tuning.batches` to `fedsim.jobs.cli.run_jobs`.
 """
 
 import json
+import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -26,10 +27,10 @@ from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.config.sources import known_choices
-from fedsim.config.words import key_of, parse, values_of
+from fedsim.config.words import key_of, parse, parse_one, values_of
 from fedsim.config.yaml_files import head_of, read_text
 from fedsim.core.disk import write_atomically
-from fedsim.core.errors import ConfigError, at_least, check, rule
+from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.sweep import Attempts
 from fedsim.search.command import stop_at_problem, take_settings, with_own_keys
@@ -43,6 +44,12 @@ MAX_PARAMETERS = 3
 """Maximum number of parameters in a search space."""
 MAX_POINTS = 63
 """Maximum of `points`: with the point zero, which is left out, they are 2**6 points of Sobol."""
+
+TUNE_REMEDY = (
+    "write values or an interval, without blanks: selector.x=1,2,5 or selector.x=interval(0.1,0.9) "
+    "or selector.x=int(interval(2,9)) or selector.x=tag(log,interval(0.01,1))"
+)
+"""How to correct a word of a line `tune:`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +104,42 @@ class Tuned:
 def space_of(selector: str) -> "list[Override]":
     """Return the search space that the file of a selector declares in its line `tune:`, or [].
 
-    Raises `ConfigError`.
+    Raises `ConfigError` with all words of the line that are wrong.
     """
     path = known_choices().read("selector", selector).path
     words = head_of(read_text(path))[1].get("tune", "").split()
+    line = f"{path.name}: tune"
     fault = f"at most {MAX_PARAMETERS} parameters are tuned"
-    check(rule(len(words) <= MAX_PARAMETERS, f"{path.name}: tune", " ".join(words), fault))
+    check(rule(len(words) <= MAX_PARAMETERS, line, " ".join(words), fault))
+    check(*(_mistake_in(word, line) for word in words))
     return parse(words)
+
+
+def _mistake_in(word: str, line: str) -> Problem | None:
+    """Return what is wrong with a word of the line `tune:` of a file, or None."""
+    try:
+        override = parse_one(word)
+        if override.is_discrete_sweep():
+            list(values_of(override))  # raises if it has none, or one twice
+    except ConfigError as error:
+        fault = error.problems[0].rule
+    else:
+        fault = _fault_of(override)
+    return rule(not fault, line, word, fault, TUNE_REMEDY)
+
+
+def _fault_of(override: "Override") -> str:
+    """Return the rule that an override in a line `tune:` violates; "" if it violates none."""
+    value: Any = override.value()
+    if override.is_discrete_sweep():
+        return ""
+    if not override.is_sweep_override():
+        return "is one value, and no choice to tune in"
+    if not -math.inf < value.start < value.end < math.inf:
+        return "must have a < b in interval(a,b), both finite"
+    if "log" in value.tags and value.start <= 0:
+        return "must have a > 0 in tag(log,interval(a,b))"
+    return ""
 
 
 def points_of(space: "Sequence[Override]", count: int) -> list[TunePoint]:

@@ -136,10 +136,24 @@ def test_points_that_are_not_valid_are_left_out(capsys: pytest.CaptureFixture[st
     assert points[0] == ()
     assert candidates
     assert all(5 <= number <= 20 for number in candidates)
-    assert (
-        "power_of_choice: selector.num_candidates=30 is not valid here" in capsys.readouterr().out
-    )
+    printed = " ".join(capsys.readouterr().out.split())
+    left_out = "power_of_choice: selector.num_candidates=30 is not valid here: "
+    assert f"{left_out}selector.num_candidates=30: must lie in" in printed
     assert len(tuning.tuned["oort"].points) == 9
+
+
+def test_a_default_that_nothing_was_compared_with_is_not_called_the_best(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the setting, both points of the space have more candidates than there are clients."""
+    Path("own/selector").mkdir(parents=True)
+    text = (conf_dir() / "selector" / "power_of_choice.yaml").read_text()
+    Path("own/selector/mine.yaml").write_text(text.replace("range(10,51,5)", "30,40"))
+    words = ["--config-dir", "own", "selector=mine", "points=2", "num_rounds=1", "local.steps=1"]
+    assert tune.run([*words, "num_clients=6", "cohort_size=2", "tracker=files_only"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"mine: default 0\.\d+, no other point was run\n", printed)
+    assert re.search(r"mine +0\.\d+ +0\.\d+ +its default: no other point was run\n", printed)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ from fedsim.jobs.cli import run_jobs
 from fedsim.running.outcome import outcome_on_file
 from fedsim.running.process import EXIT_CODES
 from fedsim.search.command import overwrite_problem, take_settings
-from fedsim.search.tune import points_of, space_of
+from fedsim.search.tune import points_of, space_of, why_not_run
 from fedsim.tracking.tables import print_line
 
 Key = tuple[str, ...]
@@ -290,8 +290,8 @@ class Study:
                 jobs = self._compose([*common, *point])
                 try:
                     check_jobs(jobs)
-                except ConfigError:
-                    print_line(f"{self.setting}, {method}: {' '.join(point)} is not valid here")
+                except ConfigError as error:
+                    print_line(f"{self.setting}, {method}: {why_not_run(point, error)}")
                     continue
                 if jobs[0].config != defaults[0].config:
                     phase.groups[method, *point] = jobs

@@ -12,7 +12,7 @@ import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,10 +208,10 @@ class Tuning:
                     jobs = compose([*words, f"selector={name}", *point.words])
                     try:
                         check_jobs(jobs)
-                    except ConfigError:
+                    except ConfigError as error:
                         if not point.words:  # the default: the fault is in the user's words
                             raise
-                        print_line(f"{name}: {' '.join(point.words)} is not valid here")
+                        print_line(f"{name}: {why_not_run(point.words, error)}")
                         continue
                     self._add(self.tuned[name], point, jobs)
         remedy = "a line `tune:` at the head of a selector's file does (docs/benchmark_rules.md)"
@@ -268,6 +268,8 @@ class Tuning:
             else:
                 default = show_share(tuned.points[0].accuracy)
                 words = escape(" ".join(best.words) or "its default")
+                if len(tuned.points) == 1:
+                    words += f": {NO_OTHER}"
                 table.add_row(escape(name), default, show_share(best.accuracy), words)
         CONSOLE.print(table)
         if self.without:
@@ -277,6 +279,14 @@ class Tuning:
 
 WAITS = "waits for a run that is not done"
 """What is printed on a selector of which a job has not ended."""
+NO_OTHER = "no other point was run"
+"""What is printed on a default if all points are invalid, or equal to it."""
+
+
+def why_not_run(words: Sequence[str], error: ConfigError) -> str:
+    """Return in a line which rules a point violates that is not valid in a setting."""
+    rules = [str(replace(problem, remedy="")) for problem in error.problems]
+    return f"{' '.join(words)} is not valid here: {'; '.join(rules)}"
 
 
 def _in_words(tuned: Tuned) -> str:
@@ -284,6 +294,8 @@ def _in_words(tuned: Tuned) -> str:
     if tuned.best is None:
         return WAITS
     default = show_share(tuned.points[0].accuracy)
+    if len(tuned.points) == 1:
+        return f"default {default}, {NO_OTHER}"
     return f"default {default}, best {show_share(tuned.best.accuracy)}"
 
 

@@ -359,6 +359,18 @@ def test_all_mistakes_are_told_at_once_those_of_the_base_class_first(
     assert error.value.problems == (Problem("share", -1.0, "must lie in [0, 1]"),)
 
 
+def test_an_interval_may_be_open_at_0() -> None:
+    @parameters
+    class HalfOpen:
+        step: Annotated[float, Interval(gt=0, le=1)]
+
+    assert HalfOpen(step=1.0).step == 1.0
+    for step, fault in ((0.0, "must be > 0"), (1.5, "must be at most 1")):
+        with pytest.raises(ConfigError) as error:
+            HalfOpen(step=step)
+        assert error.value.problems == (Problem("step", step, fault),)
+
+
 def test_unknown_ranges_are_refused_where_the_class_is_defined() -> None:
     with pytest.raises(TypeError, match=r"size: the range Gt\(gt=3\) is none of"):
 

@@ -88,9 +88,9 @@ def parameters(cls: type[T]) -> type[T]:
 
     The constructor raises one `ConfigError` with all values that are out of their range and all
     problems that the method `problems` yields. Then it calls `__post_init__`. Ranges are `Gt(0)`,
-    `Ge`, `Le` and `Interval(ge, le or lt)` of annotated_types. Numbers that are not finite in
-    float32 are outside of every range that has no upper end; None and text are never out of range.
-    Attributes without an annotation, or with `ClassVar`, are no parameters.
+    `Ge`, `Le`, `Interval(gt=0, le)` and `Interval(ge, le or lt)` of annotated_types. Numbers that
+    are not finite in float32 are outside of every range that has no upper end; None and text are
+    never out of range. Attributes without an annotation, or with `ClassVar`, are no parameters.
     """
     prepare = getattr(cls, "__post_init__", None)
 
@@ -128,14 +128,22 @@ def _first_problem(name: str, value: Any, checks: list[RangeCheck]) -> Problem |
 
 
 def _ranges(hint: Any) -> list[Any]:
-    """Return the ranges in an annotation; for a union, the ranges of all its members."""
+    """Return the ranges in an annotation; for a union, the ranges of all its members.
+
+    An interval that is open at its lower end is two ranges, such as Gt(0) and Le(1).
+    """
     if get_origin(hint) in (Union, types.UnionType):
         ranges = []
         for member in get_args(hint):
             ranges += _ranges(member)
         return ranges
-    metadata = getattr(hint, "__metadata__", ())
-    return [item for item in metadata if isinstance(item, BaseMetadata | GroupedMetadata)]
+    ranges = []
+    for item in getattr(hint, "__metadata__", ()):
+        if isinstance(item, Interval) and item.gt is not None:
+            ranges += list(item)
+        elif isinstance(item, BaseMetadata | GroupedMetadata):
+            ranges.append(item)
+    return ranges
 
 
 def _range_check(name: str, limits: Any) -> RangeCheck:
@@ -153,5 +161,6 @@ def _range_check(name: str, limits: Any) -> RangeCheck:
         case Le(le=int() | float() as high):
             return partial(at_most, high=high)
     raise TypeError(
-        f"{name}: the range {limits} is none of Gt(0), Ge, Le and Interval(ge=, le= or lt=)"
+        f"{name}: the range {limits} is none of Gt(0), Ge, Le, Interval(gt=0, le=) and "
+        "Interval(ge=, le= or lt=)"
     )

@@ -304,6 +304,19 @@ def test_missing_runs_are_found(runs: Path, capsys: pytest.CaptureFixture[str]) 
     assert "power_of_choice step 4 0.01: no finished run" in capsys.readouterr().out
 
 
+def test_a_setting_without_runs_and_a_wrong_name_are_named_in_a_line(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine/cell/v1_other.yaml").write_text(CELL)
+    words = ["submit", "outputs", "--to", "to", "--config-dir", "mine"]
+    assert answer([*words, "--method", "mine", "--setting", "v1_toy,v1_other"]) == 1
+    command = "`fedsim benchmark cell=v1_other selector=mine`"
+    assert capsys.readouterr().out == f"mine: no finished run in v1_other; {command} makes them\n"
+    assert answer([*words, "--method", "mime"]) == 2
+    assert "did you mean mine?" in capsys.readouterr().err
+    assert not Path("to").exists()
+
+
 def test_a_run_that_is_there_twice_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(runs, seed=1, schedule="step")
     shutil.copytree(folder, f"{folder}-again")

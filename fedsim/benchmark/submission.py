@@ -18,7 +18,7 @@ from typing import Any
 from fedsim.benchmark.reader import method_of
 from fedsim.benchmark.rules import CONTROLS, FREE_KEYS, PRESET
 from fedsim.benchmark.study import Key, Study, method_words
-from fedsim.config.compose import outlined
+from fedsim.config.compose import compose_jobs, outlined
 from fedsim.config.plan import Plan, hash_config
 from fedsim.config.user_code import changed_since
 from fedsim.core.configs import canonical, leaves
@@ -74,10 +74,13 @@ def gather(method: str, folder: Path, settings: Sequence[str]) -> Submission:
 
     `settings` are those to submit. If none are given, all in which the method has runs are
     submitted. Must be called inside `fedsim.config.compose.search_path`, so that selectors of the
-    user's own are found.
+    user's own are found. Raises `ConfigError` if the method or a setting does not exist.
     """
     submission = Submission(method)
     runs: dict[str, list[Run]] = {setting: [] for setting in settings}
+    words = [f"cell={','.join(runs)}"] if settings else []
+    # Raises if a name does not exist.
+    compose_jobs([f"preset={PRESET}", *words, *method_words(method)], multirun=True)
     for run in _read(method, folder, submission.problems):
         setting = run.choices["cell"]
         if not settings or setting in settings:
@@ -85,8 +88,11 @@ def gather(method: str, folder: Path, settings: Sequence[str]) -> Submission:
     for setting, of_setting in runs.items():
         # For a control, there may be settings in which only random selection has run.
         has_run = any(name_of(run) == method for run in of_setting)
-        if settings or has_run:
+        if has_run:
             _add_setting(submission, setting, of_setting)
+        elif settings:
+            command = f"fedsim benchmark cell={setting} selector={method}"
+            submission.problems.append(f"no finished run in {setting}; `{command}` makes them")
     return submission
 
 

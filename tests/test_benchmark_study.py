@@ -139,9 +139,13 @@ def runs_in(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_a_study_tunes_on_held_out_samples_and_runs_nothing_twice(tiny: list[str]) -> None:
+def test_a_study_tunes_on_held_out_samples_and_runs_nothing_twice(
+    tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["selector=random,top_loss", *tiny]
     assert study.run(command) == 0
+    words = "--method top_loss --config-dir own --author NAME --link URL"
+    assert capsys.readouterr().out.endswith(f"\nnext: fedsim submit {RUNS} {words}\n")
     runs = runs_in(RUNS)
     chosen = json.loads((RUNS / "tiny.json").read_text())
     schedules = {"constant": "Constant", "step": "Step"}  # classes by choices

@@ -174,6 +174,8 @@ def test_an_honest_submission_is_written_read_and_verified(
 ) -> None:
     submit("power_of_choice")
     submit("random")
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line.startswith("next: git add to, and open a pull request")
     # 1. The scored runs, and the trials: two rates for each schedule, and a second point. Of the
     #    five points 3, 4, 6, 8 and 10 times K, the last two are more than N. 5 K is the default.
     rows = read_submissions(Path("to"))

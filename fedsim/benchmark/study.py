@@ -55,6 +55,7 @@ from fedsim.config.plan import Plan
 from fedsim.config.words import parse, typed_in
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
+from fedsim.core.text import command
 from fedsim.jobs.cli import run_jobs
 from fedsim.running.outcome import outcome_on_file
 from fedsim.running.process import EXIT_CODES
@@ -164,14 +165,18 @@ class Study:
         self.chosen_rates: dict[tuple[str, str, int], float] = {}
         self.chosen_words: dict[str, Sequence[str]] = {}
 
-    def check_methods(self) -> None:
-        """Raise `ConfigError` if the setting or a method does not exist, or does not run there, if
-        the search space of a method is wrong, or if the runs would overwrite earlier ones."""
+    def check_methods(self) -> Path:
+        """Return the folder that holds the folders of the runs.
+
+        Raises `ConfigError` if the setting or a method does not exist, or does not run there, if
+        the search space of a method is wrong, or if the runs would overwrite earlier ones.
+        """
         for method in self.methods:
             jobs = self._compose(method_words(method))
             plans = check_jobs(jobs)
             check(overwrite_problem(plans))
             point_words(method, jobs[0])
+        return plans[0].folder.parent
 
     def run(self, command: Sequence[str]) -> int:
         """Run all phases, write the chosen values to a file, and return the exit code.
@@ -378,11 +383,17 @@ def run(words: Sequence[str]) -> int:
         check(*map(_mistake_in, parse(args.overrides)))
         studies = [Study(setting, methods, args.overrides) for setting in settings]
         for study in studies:
-            study.check_methods()
+            folder = study.check_methods()
         for study in studies:
             code = study.run(words)
             if code != EXIT_CODES["done"]:
                 return code
+    to_submit = [method for method in methods if method not in ("random", *CONTROLS)]
+    if to_submit:
+        submit = ["submit", str(folder), "--method", ",".join(to_submit)]
+        if args.config_dir:
+            submit += ["--config-dir", args.config_dir]
+        print_line(f"next: {command('fedsim', *submit, '--author', 'NAME', '--link', 'URL')}")
     return EXIT_CODES["done"]
 
 

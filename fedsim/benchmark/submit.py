@@ -12,6 +12,7 @@ because all methods must run on the same. The first submission that has a settin
 row. A maintainer may add further rows by hand, for example for another encoding of the same images.
 """
 
+import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,6 +85,9 @@ def run(options: Namespace) -> int:
             else:
                 _write(submission, digests, card, options)
                 print_line(_describe(submission, options.to))
+    if num_faulty < len(methods):
+        add = shlex.join(["git", "add", str(options.to)])
+        print_line(f"next: {add}, and open a pull request (docs/benchmark_rules.md)")
     return int(num_faulty > 0)
 
 

@@ -173,8 +173,9 @@ def test_names_of_no_method_and_equal_names_are_refused(
     choices: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     write_three(tmp_path)
-    with pytest.raises(ReportError, match=re.escape(message)):
+    with pytest.raises(ReportError, match=re.escape(message)) as error:
         Presentation(**choices).arrange(frame_of(tmp_path))  # type: ignore[arg-type]
+    assert error.value.exit_code == 2
 
 
 # --- the file ---

@@ -60,6 +60,12 @@ NARROWEST, WIDEST = 1.5, 40.0
 """Limits of widths in inches."""
 
 
+class ChoiceError(ReportError):
+    """A choice of the command line, such as a name of no method, is wrong (exit code 2)."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True)
 class Presentation:
     """The choices for a report. Methods have the names of a report without choices here, or that of
@@ -87,11 +93,11 @@ class Presentation:
     labels: str = "legend"
 
     def __post_init__(self) -> None:
-        """Raise `ReportError` for a value that is not allowed."""
+        """Raise `ChoiceError` for a value that is not allowed."""
         for key, known in KNOWN.items():
             value = getattr(self, key)
             if value not in known:
-                raise ReportError(f"{key}={value}: must be {' or '.join(known)}")
+                raise ChoiceError(f"{key}={value}: must be {' or '.join(known)}")
         _ = self.inches
 
     @property
@@ -103,7 +109,7 @@ class Presentation:
         match = re.fullmatch(r"(\d+\.?\d*) ?(in|cm|mm|pt)", text)
         inches = float(match[1]) * UNITS[match[2]] if match else 0.0
         if not NARROWEST <= inches <= WIDEST:
-            raise ReportError(
+            raise ChoiceError(
                 f"width={self.width}: must be {', '.join(WIDTHS)}, or from {NARROWEST:g}in to "
                 f"{WIDEST:g}in, such as 3.3in, 8.4cm, 84mm or 240pt"
             )
@@ -112,7 +118,7 @@ class Presentation:
     def arrange(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Look]]:
         """Return the rows of the methods to show, renamed and in order, and the methods' looks.
 
-        The looks are in the order of legends. Raises `ReportError` for names of no method, and for
+        The looks are in the order of legends. Raises `ChoiceError` for names of no method, and for
         two methods with the same name.
         """
         # 1. Methods in the order of legends.
@@ -120,7 +126,7 @@ class Presentation:
         methods = list(selectors)
         for key in METHOD_KEYS:
             for word, remark in self._unknown(key, selectors):
-                raise ReportError(f"{key}: {word} {remark}")
+                raise ChoiceError(f"{key}: {word} {remark}")
         only = self.only or methods
 
         def place(method: str, words: Sequence[str]) -> int:
@@ -130,7 +136,7 @@ class Presentation:
         ordered = sorted(shown, key=lambda method: place(method, self.order))
         names = {method: self.rename(method) for method in ordered}
         if len(set(names.values())) < len(names):
-            raise ReportError(
+            raise ChoiceError(
                 f"names: methods must have different names, not {', '.join(names.values())}"
             )
         # 2. Rows, first by setting.

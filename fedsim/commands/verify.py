@@ -102,7 +102,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("folder", help=folder_help)
     words_help = "values of the config to change: dataset.path=..., where its data are"
     parser.add_argument("words", nargs="*", help=words_help)
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many (3)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many in all (3)")
     parser.add_argument("--all", action="store_true", help="all of them")
     random_help = "random runs, not the quickest of each selector"
     parser.add_argument("--random", action="store_true", help=random_help)

@@ -342,7 +342,7 @@ def test_notes_explain_only_columns_that_are_there(tmp_path: Path) -> None:
     assert table.title == "Results"  # nothing is averaged over seeds
     note = "time: means something only if runs did not share their machine."
     assert table.full_note == note
-    assert f"\\caption{{Results. {note}}}" in table.latex()
+    assert f"\\caption{{Results; {note}}}" in table.latex()
     columns = {"simulated_seconds": [1.0, 2.0]}
     config = {"status": "reached", "stop_at": 0.1, "lr": 0.2}
     for seed in range(2):

@@ -145,7 +145,7 @@ def test_points_that_are_not_valid_are_left_out(capsys: pytest.CaptureFixture[st
 def test_a_default_that_nothing_was_compared_with_is_not_called_the_best(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In the setting, both points of the space have more candidates than there are clients."""
+    """Both points of the space have more candidates than there are clients."""
     Path("own/selector").mkdir(parents=True)
     text = (conf_dir() / "selector" / "power_of_choice.yaml").read_text()
     Path("own/selector/mine.yaml").write_text(text.replace("range(10,51,5)", "30,40"))

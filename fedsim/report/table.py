@@ -145,6 +145,8 @@ class Table:
         """Return a `table` with the rules of the package booktabs, whose caption is the title and
         the note."""
         num_columns = len(self.shown.columns)
+        note = self.full_note  # may begin with the name of a column, in lower case
+        stop = ";" if note[:1].islower() else "."
         escaped = self.shown.rename(columns=_escape_latex).map(_escape_latex)
         return escaped.style.hide(axis="index").to_latex(
             hrules=True,
@@ -152,7 +154,7 @@ class Table:
                 :num_columns
             ],  # text, then numbers
             position_float="centering",
-            caption=_escape_latex(f"{self.title.removesuffix('?')}. {self.full_note}".strip()),
+            caption=_escape_latex(f"{self.title.removesuffix('?')}{stop} {note}".strip()),
             label=f"tab:{self.name}",
         )
 

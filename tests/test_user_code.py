@@ -321,6 +321,30 @@ def test_a_task_that_begins_after_an_edit_records_what_it_ran(edit: Callable[...
     assert (outcome.skipped, outcome.summary["code"]) == (False, user_code(NODE))
 
 
+def test_a_class_in_place_of_that_of_a_choice_names_the_run() -> None:
+    """Otherwise reports take the run for one of random selection."""
+    swap = ("~selector.mode", "selector._target_=my_lab.Mine")
+    swapped, plain = plans_of(*swap)[0], plans_of("selector=random")[0]
+    assert (plain.choices["selector"], swapped.choices["selector"]) == ("random", "Mine")
+    assert swapped.folder.name.startswith("digits-shards-mlp-Mine-s0-")
+    assert [plan.swept for plan in plans_of(*swap, "seed=0,1")] == ["Mine s0", "Mine s1"]
+    (others,) = plans_of(
+        "local_algorithm=fednova",
+        "local_algorithm._target_=fedsim.clients.local_algorithms.FedProx",
+        "aggregator._target_=fedsim.rounds.robust.NormClipping",
+        "+aggregator.norm=1",
+        "optimizer.schedule._target_=fedsim.engine.optimizers.Cosine",
+        "+optimizer.schedule.final=0.1",
+    )
+    expected = {
+        "local_algorithm": "FedProx",
+        "aggregator": "NormClipping",
+        "optimizer": "sgd",
+        "optimizer/schedule": "Cosine",
+    }
+    assert {group: others.choices[group] for group in expected} == expected
+
+
 def test_overwrite_replaces_the_result_of_other_code(edit: Callable[..., None]) -> None:
     assert run(MINE) == 0
     edit(*FLIP)

@@ -98,7 +98,7 @@ def method_names(jobs: Sequence[ComposedJob]) -> list[str]:
     names = []
     for job, words in zip(jobs, words_by_job, strict=True):
         values = [re.sub(r"^[^=]*[./]", "", word) for word in words if word not in common]
-        names.append(", ".join([job.choices["selector"], *values]))
+        names.append(", ".join([job.names["selector"], *values]))
     return names
 
 

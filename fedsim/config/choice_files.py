@@ -128,7 +128,7 @@ class ChoiceFiles:
 
     def has(self, group: str, name: str) -> bool:
         """Return whether a group has the choice `name`."""
-        return self._path(group, name) is not None
+        return (group, name) in self._files or self._path(group, name) is not None
 
     def also_called(self, group: str, word: str) -> dict[str, str]:
         """Return the choices that the literature calls `word`, each with its file's first sentence.

@@ -138,7 +138,7 @@ def outlined(jobs: Sequence[ComposedJob]) -> list[Plan]:
     for job, swept in zip(jobs, _names_by_swept_values(jobs), strict=True):
         try:
             check(_epochs_without_effect(job))
-            plans.append(replace(outline(job.config, job.choices), swept=swept))
+            plans.append(replace(outline(job.config, job.names), swept=swept))
         except ConfigError as error:
             collector.add(*explained(error.problems, job))
     check(*collector.problems)
@@ -157,7 +157,7 @@ def _names_by_swept_values(jobs: Sequence[ComposedJob]) -> list[str]:
     short_keys = short_names(keys)
     names = []
     for job, values in zip(jobs, labels, strict=True):
-        words = [job.choices.get("selector", "custom")]
+        words = [job.names.get("selector", "custom")]
         for key, short_key in short_keys.items():
             if key in values:
                 words.append(f"{short_key}={values[key]}")

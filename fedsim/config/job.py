@@ -3,6 +3,7 @@
 `fedsim.config.compose` makes the jobs of a command line; `fedsim.config.plan` checks their configs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,3 +26,23 @@ class ComposedJob:
     typed: frozenset[str]
     launcher: dict[str, Any]
     files: ChoiceFiles
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The choices as runs and reports name them.
+
+        A class that is not that of the choice's file (`selector._target_=my_lab.Mine`) has the
+        place of the choice. Otherwise reports would take the run for one of the choice.
+        """
+        names = dict(self.choices)
+        for group, choice in self.choices.items():
+            node: Any = self.config
+            for key in group.split("/"):
+                node = node.get(key) if isinstance(node, Mapping) else None
+            target = node.get("_target_") if isinstance(node, Mapping) else None
+            if not isinstance(target, str) or not self.files.has(group, choice):
+                continue  # a class from Python names itself
+            file = self.files.read(group, choice)
+            if file.values.get("_target_") != target:
+                names[group] = target.rpartition(".")[2]
+        return names

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,7 @@ from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedsim import load_runs, run_experiment
 from fedsim.api.experiments import compose
+from fedsim.commands import dispatch
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.flower import Example, Selecting, client_app, command, example, strategy
@@ -594,7 +596,7 @@ def test_a_report_shows_a_deployed_run_next_to_the_simulated_one() -> None:
 @pytest.mark.usefixtures("empty_folder")
 def test_new_writes_an_app_whose_two_sides_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["selector=oort", *RUN, "num_rounds=1"]
-    command.run(Namespace(folder=Path("my_app"), words=words))
+    command.run(Namespace(folder=Path("my_app"), words=words, config_dir=None))
     project = tomllib.loads(Path("my_app/pyproject.toml").read_text())
     # flwr accepts letters, digits and hyphens, whatever the name of the folder.
     assert project["project"]["name"] == "fedsim-app"
@@ -609,6 +611,84 @@ def test_new_writes_an_app_whose_two_sides_work_together(monkeypatch: pytest.Mon
     assert len(metrics.read_text().splitlines()) == 1
 
 
+LAB = """
+from flower_helpers import steps
+from fedsim.selectors.random import Random
+
+
+class MyOwn(Random):
+    def select(self, round, clients, rng):
+        steps.append(round)
+        return super().select(round, clients, rng)
+"""
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_an_app_carries_the_users_own_class_to_another_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The processes find only fedsim and the app, in a folder elsewhere."""
+    Path("lab/selector").mkdir(parents=True)
+    Path("lab/selector/mine.yaml").write_text("_target_: flower_lab.MyOwn\nmode: uniform\n")
+    Path("lab/notes.yaml").write_text("home: 1")
+    Path("flower_lab.py").write_text(LAB)
+    Path("flower_helpers").mkdir()
+    Path("flower_helpers/__init__.py").write_text("from .inner import steps\n")
+    Path("flower_helpers/inner.py").write_text("steps = []\n")
+    Path("flower_helpers/unused.py").write_text("")
+    words = [*RUN, "num_rounds=1", "--config-dir", "lab", "selector=mine"]
+    monkeypatch.setattr(sys, "argv", ["fedsim", "flower", "new", "app", *words])
+    with pytest.raises(SystemExit) as end:
+        dispatch.main()
+    assert end.value.code == 0, capsys.readouterr().err
+    files = {path.relative_to("app").as_posix() for path in Path("app").rglob("*.*")}
+    assert files == {
+        "client_app.py",
+        "server_app.py",
+        "pyproject.toml",
+        "conf/selector/mine.yaml",
+        "flower_lab.py",
+        "flower_helpers/__init__.py",
+        "flower_helpers/inner.py",
+    }
+    for name in files:
+        assert str(tmp_path) not in Path("app", name).read_text()
+
+    elsewhere = tmp_path.with_name("elsewhere")
+    elsewhere.mkdir()
+    shutil.move("app", elsewhere / "installed")
+    code = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, "installed")
+import client_app, server_app
+from tests.flower_grid import LocalGrid
+
+server_app.main(LocalGrid(client_app.app, range(6)), None)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (metrics,) = elsewhere.glob("outputs/default/flower-mine-s0-*/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 1
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_new_rejects_a_module_that_has_the_name_of_a_file_of_the_app(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "client_app", raising=False)
+    Path("client_app.py").write_text("from fedsim.selectors.random import Random as MyOwn\n")
+    words = [*RUN, "selector=random", "selector._target_=client_app.MyOwn"]
+    with pytest.raises(ConfigError, match="has the name of a file of the app"):
+        command.run(Namespace(folder=Path("app"), words=words, config_dir=None))
+    assert not Path("app").exists()
+
+
 @pytest.mark.usefixtures("empty_folder")
 def test_new_keeps_the_users_words_and_takes_a_folder_of_any_name(
     monkeypatch: pytest.MonkeyPatch,
@@ -616,19 +696,18 @@ def test_new_keeps_the_users_words_and_takes_a_folder_of_any_name(
     folder = Path("FL (2024), x=1")
     folder.mkdir()
     monkeypatch.chdir(folder)
-    command.run(Namespace(folder=Path("a"), words=[*RUN, "output_dir=mine", "checkpoint.every=5"]))
-    command.run(Namespace(folder=Path("b"), words=list(RUN)))
-    first, second = (Path(name, "client_app.py").read_text() for name in ("a", "b"))
-    assert "outputs" not in first
-    assert "checkpoint.every=1" not in first
-    assert "FL (2024), x=1/outputs" in second
+    words = [*RUN, "output_dir=mine", "checkpoint.every=5"]
+    command.run(Namespace(folder=Path("a"), words=words, config_dir=None))
+    text = Path("a/client_app.py").read_text()
+    assert "output_dir=mine" in text
+    assert "checkpoint.every=1" not in text
 
 
 @pytest.mark.usefixtures("empty_folder")
 def test_new_overwrites_no_folder() -> None:
     Path("my_app").mkdir()
     with pytest.raises(ConfigError, match="exists already"):
-        command.run(Namespace(folder=Path("my_app"), words=["selector=oort"]))
+        command.run(Namespace(folder=Path("my_app"), words=["selector=oort"], config_dir=None))
 
 
 def test_telemetry_is_off() -> None:

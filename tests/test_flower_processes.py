@@ -41,9 +41,10 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fede
     assert federation.processes() == []
 
 
-def submit(deployment: Federation, *words: str) -> None:
+def submit(deployment: Federation, *words: str, config_dir: Path | None = None) -> None:
     """Write an app with `fedsim flower new`, and run it."""
-    command.run(Namespace(folder=Path("my_app"), words=[*words, *COMMON]))
+    words = (*words, *COMMON)
+    command.run(Namespace(folder=Path("my_app"), words=words, config_dir=config_dir))
     server = Path("my_app/server_app.py")
     text = server.read_text()
     assert "timeout=300" in text
@@ -53,7 +54,7 @@ def submit(deployment: Federation, *words: str) -> None:
 
 def folder() -> Path:
     """Return the folder of the run, which need not exist yet."""
-    return next(Path("outputs").glob("*/flower-*"), Path("outputs/none"))
+    return next(Path("flower_home/outputs").glob("*/flower-*"), Path("outputs/none"))
 
 
 def records() -> list[dict[str, Any]]:
@@ -64,8 +65,8 @@ def wait_for_the_end(deployment: Federation) -> None:
     wait_until(lambda: (folder() / "summary.json").exists(), deployment.link)
 
 
-def assert_equal_to_the_simulator(*words: str) -> None:
-    expected, params = simulated(Example(*words, *COMMON))
+def assert_equal_to_the_simulator(*words: str, config_dir: Path | None = None) -> None:
+    expected, params = simulated(Example(*words, *COMMON, config_dir=config_dir))
     assert [record["selected"] for record in records()] == [record.selected for record in expected]
     assert [record["bytes_up"] for record in records()] == [record.bytes_up for record in expected]
     model = load_file(folder() / "model.safetensors")
@@ -85,6 +86,19 @@ def test_processes_select_as_the_simulator_and_end_with_the_same_bits(
     submit(deployment, *words)
     wait_for_the_end(deployment)
     assert_equal_to_the_simulator(*words)
+
+
+def test_processes_find_the_users_own_class_in_the_app(deployment: Federation) -> None:
+    """They do not start in the folder in which the class is."""
+    lab = Path("lab")
+    (lab / "selector").mkdir(parents=True)
+    (lab / "selector/mine.yaml").write_text("_target_: process_lab.MyOwn\nmode: uniform\n")
+    code = "from fedsim.selectors.random import Random\n\n\nclass MyOwn(Random):\n    pass\n"
+    Path("process_lab.py").write_text(code)
+    words = ("selector=mine", "cohort_size=2", "num_rounds=2")
+    submit(deployment, *words, config_dir=lab)
+    wait_for_the_end(deployment)
+    assert_equal_to_the_simulator(*words, config_dir=lab)
 
 
 def test_a_server_that_is_killed_resumes_with_the_same_bits(deployment: Federation) -> None:

@@ -155,7 +155,7 @@ def _run_command(name: str, words: list[str]) -> int:
         return run(words)
     parser = ArgumentParser(f"fedsim {name}", description=f"{about[0].upper()}{about[1:]}.")
     module.arguments(parser)
-    return run(parser.parse_args(words))
+    return run(parser.parse_intermixed_args(words))
 
 
 def run_experiment(argv: Sequence[str]) -> Any:

@@ -18,7 +18,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsim.config.user_modules import find_in_working_folder, is_user_module
+from fedsim.config.user_modules import find_in_working_folder, is_installed, is_user_module
 from fedsim.core.configs import IRRELEVANT_KEYS
 
 ALL = "*"
@@ -47,9 +47,7 @@ def user_code(config: Mapping[str, Any]) -> str | None:
     The text is like "helpers 8c01..., my_lab 3f2a...". Returns None if there is no such module.
     """
     # 1. Follow names from the classes of the config to everything that they use.
-    relevant = {key: value for key, value in config.items() if key not in IRRELEVANT_KEYS}
-    text = json.dumps(relevant, default=str)
-    to_visit = re.findall(r'"_target_": "([^"]+)\.(\w+)"', text)
+    to_visit = _targets({key: value for key, value in config.items() if key not in IRRELEVANT_KEYS})
     visited: set[Name] = set()
     needed: dict[str, dict[int, str]] = {}  # texts of statements by module and position
     while to_visit:
@@ -68,6 +66,35 @@ def user_code(config: Mapping[str, Any]) -> str | None:
         source = "\n".join(texts[number] for number in sorted(texts))
         hashes.append(f"{module} {hashlib.sha256(source.encode()).hexdigest()[:12]}")
     return ", ".join(hashes) or None
+
+
+def user_files(config: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the files of the user's modules that the classes of a config import.
+
+    The keys are their paths from a folder in which Python looks for modules, such as
+    `pack/inner.py`. Installed packages are not among them.
+    """
+    files = {}
+    to_visit = [module for module, _ in _targets(config)]
+    visited = set()
+    while to_visit:
+        module = to_visit.pop()
+        if module in visited or is_installed(module.partition(".")[0]):
+            continue
+        visited.add(module)
+        for statement in _statements(module):
+            to_visit += [used_module for used_module, _ in statement.uses]
+        to_visit.append(module.rpartition(".")[0])
+        if module in _parsed:
+            path = Path(str(_parsed[module][0].origin))
+            ending = "/__init__.py" if path.name == "__init__.py" else ".py"
+            files[module.replace(".", "/") + ending] = path
+    return files
+
+
+def _targets(config: Mapping[str, Any]) -> list[Name]:
+    """Return the classes of a config."""
+    return re.findall(r'"_target_": "([^"]+)\.(\w+)"', json.dumps(config, default=str))
 
 
 def changed_since(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ def not_imported(module: str) -> str | None:
         return f"{module} is a program, {refusal}"
     if top in sys.stdlib_module_names or top in ("test", "__main__"):
         return f"{top} belongs to Python, {refusal}"
-    if top != "fedsim" and _is_installed(top) and not _requires_fedsim(top):
+    if top != "fedsim" and is_installed(top) and not _requires_fedsim(top):
         return f"{top} is an installed package that does not require {DISTRIBUTION}, {refusal}"
     return None
 
@@ -50,7 +50,7 @@ def find_in_working_folder() -> None:
 
 
 @cache
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Return whether Python finds the top-level `package` among the installed ones."""
     try:
         spec = find_spec(package)

@@ -1,21 +1,27 @@
-"""`fedsim flower new DIR selector=...`: write the app of a deployment, ready for `flwr run`."""
+"""`fedsim flower new DIR selector=...`: write the app of a deployment, ready for `flwr run`.
 
-import json
+Machines that run the app have fedsim, and not the user's files. So the app has copies of the YAML
+files of --config-dir and of the user's modules, and no path of this machine.
+"""
+
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fedsim.api.experiments import compose
+from fedsim.config.plan import Plan
+from fedsim.config.user_code import user_files
 from fedsim.core.errors import Problem, check, rule
 
 CLIENT = '''\
 """The clients' side. Each node runs this file with the samples of its own client."""
 
-import fedsim.flower
+{imports}import fedsim.flower
 
 WORDS = {words}
+CONFIG_DIR = {config_dir}  # the folder of choices of your own
 
 # The simulator's model and data, so that this app runs at once. Put yours in their place.
-example = fedsim.flower.Example(*WORDS)
+example = fedsim.flower.Example(*WORDS, config_dir=CONFIG_DIR)
 Net = example.model
 
 
@@ -32,7 +38,7 @@ SERVER = '''\
 from flwr.serverapp import ServerApp
 
 import fedsim.flower
-from client_app import WORDS, Net, example
+from client_app import CONFIG_DIR, WORDS, Net, example
 
 app = ServerApp()
 
@@ -40,7 +46,9 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     """Run all rounds, or those that are missing after a restart."""
-    strategy = fedsim.flower.Selecting(*WORDS, model=Net(), server=example.server())
+    strategy = fedsim.flower.Selecting(
+        *WORDS, config_dir=CONFIG_DIR, model=Net(), server=example.server()
+    )
     strategy.start(grid, timeout=300)
 '''
 PROJECT = """\
@@ -65,7 +73,7 @@ serverapp = "server_app:app"
 clientapp = "client_app:app"
 """
 NEXT = """\
-{folder}/ has client_app.py, server_app.py and pyproject.toml.
+{folder}/ has {files}.
 Start a SuperLink and {number} SuperNodes, then `flwr run {folder} local`.
 docs/deployment.md says how.
 """
@@ -76,31 +84,57 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("action", choices=["new"], help="write a new app")
     parser.add_argument("folder", type=Path, help="a folder that does not exist yet")
     parser.add_argument("words", nargs="*", help="what to run: selector=oort num_clients=5 ...")
+    folder_help = "a folder with choices of your own"
+    parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help=folder_help)
 
 
 def run(options: Namespace) -> int:
     """Write the files, and print what to do next. Raises `ConfigError` for wrong words."""
-    folder: Path = options.folder.absolute()
+    folder: Path = options.folder
     text = "exists already"
     check(rule(not folder.exists(), "folder", str(folder), text, "name another folder"))
     words = list(options.words)
     typed = {word.partition("=")[0] for word in words}
-    outputs = json.dumps(str(folder.parent / "outputs"))  # in quotes: it may hold any character
-    for key, value in (("output_dir", outputs), ("checkpoint.every", "1")):
-        if key not in typed:
-            words.append(f"{key}={value}")
+    if "checkpoint.every" not in typed:
+        words.append("checkpoint.every=1")
     if not any(key.startswith("tracker") for key in typed):
         words.append("tracker=console")
-    plans = compose(words)
+    plans = compose(words, config_dir=options.config_dir)
     if len(plans) > 1:
         check(Problem("words", ..., f"describe {len(plans)} runs", "name one value of each key"))
-    folder.mkdir(parents=True)
+    plan = plans[0]
+    imports, config_dir = "", "None"
+    if options.config_dir is not None:
+        imports, config_dir = "from pathlib import Path\n\n", 'Path(__file__).parent / "conf"'
     files = {
-        "client_app.py": CLIENT.format(words=words, answers="fedsim.flower.ANSWERS"),
+        "client_app.py": CLIENT.format(
+            imports=imports,
+            words=words,
+            config_dir=config_dir,
+            answers="fedsim.flower.ANSWERS",
+        ),
         "server_app.py": SERVER,
         "pyproject.toml": PROJECT,
     }
+    for name, path in _files_of_user(plan, options.config_dir).items():
+        text = "has the name of a file of the app"
+        check(rule(name not in files, "module", str(path), text, "rename it"))
+        files[name] = path.read_text(encoding="utf-8")
     for name, content in files.items():
-        (folder / name).write_text(content)
-    print(NEXT.format(folder=options.folder, number=plans[0].settings.num_clients), end="")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    number = plan.settings.num_clients
+    print(NEXT.format(folder=folder, files=", ".join(files), number=number), end="")
     return 0
+
+
+def _files_of_user(plan: Plan, config_dir: Path | None) -> dict[str, Path]:
+    """Return the files that a run needs and only the user has, by their names in the app: YAML
+    files in config groups of the run, and modules."""
+    files = {}
+    if config_dir is not None:
+        for group in plan.choices:
+            for path in sorted((config_dir / group).glob("*.yaml")):
+                files[f"conf/{group}/{path.name}"] = path
+    return files | user_files(plan.config)

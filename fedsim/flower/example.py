@@ -1,5 +1,7 @@
 """The simulator's model and data, node by node: to try a deployment, and to compare with it."""
 
+from pathlib import Path
+
 from torch import Tensor, nn
 
 from fedsim.api.experiments import compose
@@ -11,10 +13,11 @@ class Example:
     """The run that overrides describe, taken apart.
 
     A client's node gets the samples of this client in the simulator, and the server its own ones.
+    `config_dir` is a folder of your own YAML files.
     """
 
-    def __init__(self, *words: str) -> None:
-        self.experiment = build(compose(words)[0])
+    def __init__(self, *words: str, config_dir: str | Path | None = None) -> None:
+        self.experiment = build(compose(words, config_dir=config_dir)[0])
         """The run in the simulator, before round 1."""
         self._components = self.experiment.simulation.components
 

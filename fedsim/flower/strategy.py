@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,11 @@ class Selecting(Strategy):
     """A Flower strategy in which a selector and an aggregator of fedsim choose.
 
     `words` are overrides as on fedsim's command line: the selector, the aggregator, the local
-    work, `num_clients` and `num_rounds`. `model` is the server's model, on the device on
-    which the server computes. `server` holds the server's samples, as the model takes them, on the
-    same device. Without them, the clients evaluate the model. Raises `ConfigError` if the words are
-    wrong or do not fit a deployment.
+    work, `num_clients` and `num_rounds`. `config_dir` is a folder of your own YAML files
+    (`--config-dir`). `model` is the server's model, on the device on which the server computes.
+    `server` holds the server's samples, as the model takes them, on the same device. Without them,
+    the clients evaluate the model. Raises `ConfigError` if the words are wrong or do not fit a
+    deployment.
 
     A round has as many exchanges with nodes as the selector asks questions, so fedsim's loop runs
     the rounds. Its files are those of a simulated run, with the choice `engine=flower`.
@@ -68,8 +70,9 @@ class Selecting(Strategy):
         *words: str,
         model: nn.Module,
         server: ServerData | None = None,
+        config_dir: str | Path | None = None,
     ) -> None:
-        (self.simulated,) = compose(words)
+        (self.simulated,) = compose(words, config_dir=config_dir)
         """The plan of the same run in the simulator."""
         self.plan = _deployed(self.simulated, words, model)
         """The plan of this run."""
@@ -100,7 +103,8 @@ class Selecting(Strategy):
 
     def summary(self) -> None:
         """Log the selector and the folder of the run."""
-        LOG.info("fedsim: selector=%s, %s", self.plan.choices["selector"], self.plan.folder)
+        folder = self.plan.folder.absolute()
+        LOG.info("fedsim: selector=%s, %s", self.plan.choices["selector"], folder)
 
     def _only_start(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("a selector may ask nodes several times a round: call start")

@@ -212,6 +212,7 @@ def test_experiments_are_no_commands_and_a_mistyped_command_is_told_with_the_nea
     done = python(tmp_path, "-m", "fedsim", "lst", "selectors")
     assert (done.returncode, done.stdout) == (2, "")
     assert "lst: is neither a command nor key=value" in done.stderr
+    assert "a command is the first word" in done.stderr
     assert done.stderr.endswith("  did you mean `fedsim list selectors`?\n")
 
 

@@ -83,7 +83,7 @@ def _unreadable(word: str) -> Problem:
     """Return the problem of a word that Hydra's parser rejects, with the quotes that it needs."""
     key, equals, value = word.partition("=")
     if not equals:
-        remedy = "`fedsim --help` has the commands, and the groups in which to choose"
+        remedy = "a command is the first word; `fedsim --help` has the commands and the groups"
         return Problem(key[:200], ..., "is neither a command nor key=value", remedy)
     stripped = f"{key.strip()}={value.strip()}"
     if stripped == word:

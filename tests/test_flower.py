@@ -125,7 +125,7 @@ def plans_of(data: str, selectors: Sequence[str]) -> dict[str, Plan]:
 
 def assert_plan_is_equal(data: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (example, strategy):
-        monkeypatch.setattr(module, "compose", lambda words: [plan])
+        monkeypatch.setattr(module, "compose", lambda words, config_dir: [plan])
     assert_equal_to_the_simulator(*DATA[data])
 
 

@@ -177,7 +177,7 @@ def test_a_job_that_fails_is_run_again_alone_and_its_traceback_is_named(
     printed = "".join(capsys.readouterr().out.split())
     (error,) = Path("outputs").rglob("error.txt")
     assert error.parent.parent.name == ".replacements"
-    assert f"itstraceback:{error}" in printed
+    assert f"tracebackofseed=1:{error}" in printed
     steps.clear()
     assert run(AGAIN) == 0
     assert steps == rounds_of(1)

@@ -383,7 +383,7 @@ def test_the_best_of_each_setting_is_bold_and_the_caption_names_the_spread(tmp_p
     assert latex.count(r"\textbf") == 1
     assert r"\textbf{0.6100 $\pm$ 0.0100}" in latex
     assert r"& 0.5100 $\pm$ 0.0100 &" in latex
-    assert r"\caption{Results: mean $\pm$ standard deviation over seeds." in latex
+    assert r"\caption{Results: mean $\pm$ standard deviation over seeds;" in latex
     assert [latex.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
     assert "### Results: mean [95 % interval] over seeds" in table.markdown()
     assert "**0.6100 [0.5852, 0.6348]**" in table.markdown()

@@ -63,7 +63,8 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
             _build(command, path)
             return ctypes.CDLL(str(path))
     except OSError as error:
-        raise NotCompiledError(str(error)) from error
+        # Without the temporary folder, so that the reason stays the same and is told once.
+        raise NotCompiledError(str(error).replace(str(path), name)) from error
 
 
 def library_description(dtype: torch.dtype) -> str:

@@ -1,7 +1,7 @@
 """`fedsim flower new DIR selector=...`: write the app of a deployment, ready for `flwr run`.
 
-Machines that run the app have fedsim, and not the user's files. So the app has copies of the YAML
-files of --config-dir and of the user's modules, and no path of this machine.
+Machines that run the app have fedsim, but not the user's files. So the app gets copies of the
+user's modules, and of the YAML files of --config-dir in the run's config groups.
 """
 
 from argparse import ArgumentParser, Namespace

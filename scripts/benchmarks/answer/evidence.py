@@ -29,7 +29,7 @@ def evidence(answer: Answer) -> str:
     """Return what stands behind the five sentences: bullets under a bold title for each."""
     titles = {
         "Does it pay?": _strength_of_tests(answer),
-        "By how much?": _best_gain(answer),
+        "By how much?": _caveats_of_best(answer),
         "At what price?": _at_equal_cost(answer),
         "For whom?": _best_of_classes(answer),
         "For which population?": _population(answer),
@@ -38,52 +38,57 @@ def evidence(answer: Answer) -> str:
 
 
 def _strength_of_tests(answer: Answer) -> list[str]:
-    """Say how large a gain had to be, with both baselines, and whether methods differ."""
-    mean, in_regimes = answer.needed(answer.overall), answer.needed(answer.intervals)
+    """Say how large a gain had to be to be beyond chance, in the mean and in one regime."""
+    of_means, of_regimes = answer.needed(answer.overall), answer.needed(answer.intervals)
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
     texts = [
         f"The tests have {len(SEEDS)} seeds and are corrected for all methods. To be beyond "
-        f"chance, an estimated mean gain had to exceed {median_and_range(mean)}. A true gain of "
-        f"about {answer.detectable(answer.overall).median():.1f} points would be found in 80 of "
+        f"chance, an estimated mean gain had to exceed {median_and_range(of_means)}. A true gain "
+        f"of about {answer.detectable(answer.overall).median():.1f} points would be found in 80 of "
         "100 such studies.",
-        f"In one regime, a gain had to exceed {in_regimes.median():.1f} points. The largest is "
+        f"In one regime, a gain had to exceed {of_regimes.median():.1f} points. The largest is "
         f"{points(largest)}.",
     ]
+    # The common baseline is the mean of random selection and all of its controls.
     if len(controls_of(answer)) == len(CONTROLS):
         texts.append(_with_common_baseline(answer))
     return texts
 
 
 def _with_common_baseline(answer: Answer) -> str:
-    """Say what becomes of the tests with the common baseline."""
-    overall, in_regimes = answer.common_baseline_overall, answer.common_baseline_intervals
+    """Say how large a gain has to be if it is measured from the common baseline, and whether any
+    is."""
     tests = answer.common_baseline_tests
-    verdict = ahead_and_behind(answer, "p_holm", tests)
-    beyond = [*answer.beyond_chance(1, gains=tests), *answer.beyond_chance(-1, gains=tests)]
-    if not beyond and not is_any_beyond(answer):
-        verdict = "still no method is beyond chance"
-    mean, in_regime = answer.needed(overall).median(), answer.needed(in_regimes).median()
+    is_beyond = [answer.beyond_chance(sign, gains=tests) for sign in (1, -1)]
+    if any(is_beyond) or is_any_beyond(answer):
+        verdict = f"Then {ahead_and_behind(answer, 'p_holm', tests)}"
+    else:
+        verdict = "Still no method is beyond chance"
+    of_means = answer.needed(answer.common_baseline_overall).median()
+    of_regimes = answer.needed(answer.common_baseline_intervals).median()
     return (
-        f"With [a less noisy baseline](benchmark_details.md#baseline) {mean:.1f} and "
-        f"{in_regime:.1f} points would do, and {verdict}."
+        f"With [a less noisy baseline](benchmark_details.md#baseline), a mean gain has to exceed "
+        f"{of_means:.1f} points, and a gain in one regime {of_regimes:.1f}. {verdict}."
     )
 
 
-def _best_gain(answer: Answer) -> list[str]:
-    """Say what speaks against the highest mean gain, what controls gain, and what a wrong learning
-    rate costs."""
+def _caveats_of_best(answer: Answer) -> list[str]:
+    """Say why the highest mean gain is less than it seems, how much the controls gain, and what a
+    wrong learning rate costs."""
     best = answer.rivals[0]
     gain, median = answer.overall.loc[best, "gain"], answer.changes.loc[best, "median"]
     texts = [
         f"The {points(gain)} points of `{best}` are probably an overestimate, because they are the "
         f"best of {len(answer.rivals)} estimates. The median over settings is {points(median)}.",
         *_above_zero(answer, best),
-        f"At equal rounds, no interval of a mean gain ends above {points(_highest(answer))}.",
+        "The upper end of the highest interval of a mean gain at equal rounds is "
+        f"{points(_highest_end(answer))}.",
     ]
     controls = [points(answer.overall.loc[name, "gain"]) for name in controls_of(answer)]
     if controls:
         texts.append(
-            f"Random selection with other draws gains {' and '.join(controls)} (controls)."
+            f"The controls, which are random selection with other draws, gain "
+            f"{' and '.join(controls)}."
         )
     if len(answer.trials):
         texts.append(_wrong_rates(answer))
@@ -91,7 +96,8 @@ def _best_gain(answer: Answer) -> list[str]:
 
 
 def _above_zero(answer: Answer, best: str) -> list[str]:
-    """Say where the interval of the best method is above zero, if that is not beyond chance."""
+    """Say where the interval of the best method is above zero, although its mean gain is not beyond
+    chance."""
     if best in answer.beyond_chance(1, gains=answer.overall):
         return []
     above = []
@@ -103,13 +109,14 @@ def _above_zero(answer: Answer, best: str) -> list[str]:
     if not above:
         return []
     text = (
-        f"Its interval is above zero {' and '.join(above)}. But this interval is that of one "
-        f"method by itself, and not of the best of {len(answer.rivals)}."
+        f"Its interval is above zero {' and '.join(above)}. But that is the interval "
+        "of a single method, and does not allow for the choice of the best of "
+        f"{len(answer.rivals)}."
     )
     names = controls_of(answer)
     in_regime = answer.intervals.xs(("constant", HORIZONS[0]), level=REGIME)["gain"]
-    with_few_rounds = f"with {HORIZONS[0]} rounds" in above
-    if with_few_rounds and names and (in_regime.reindex(names) > 0).all():
+    is_above_early = f"with {HORIZONS[0]} rounds" in above
+    if is_above_early and names and (in_regime.reindex(names) > 0).all():
         text += (
             f" And part of it may be bad luck of random selection: under `constant, {HORIZONS[0]}` "
             f"the controls have {' and '.join(points(value) for value in in_regime[names])}."
@@ -121,7 +128,7 @@ def _is_above_zero(row: pd.Series) -> bool:
     return bool(row["gain"] - row["half"] > 0)
 
 
-def _highest(answer: Answer) -> float:
+def _highest_end(answer: Answer) -> float:
     """Return the highest end of an interval of a mean gain."""
     rows = answer.overall.loc[answer.rivals]
     return float((rows["gain"] + rows["half"]).max())
@@ -151,11 +158,11 @@ def _at_equal_cost(answer: Answer) -> list[str]:
     for budget in ("equal time", "equal bytes"):
         name = means[budget].loc[answer.rivals, "gain"].idxmax()
         if name != best:
-            others.append(f"at {budget} it is {mean_gain(means[budget], name)} (`{name}`)")
+            others.append(f"at {budget} `{name}` ({mean_gain(means[budget], name)})")
     if others:
-        text += f"The highest mean gain is another: {' and '.join(others)}."
+        text += f"Another method has the highest mean gain {' and '.join(others)}."
     else:
-        text += "No method has more."
+        text += "No method has a higher mean gain there."
     texts = [text]
     for budget in ("equal time", "equal bytes"):
         losing = losing_at(answer, budget)

@@ -294,6 +294,10 @@ def test_the_gain_that_is_just_beyond_chance() -> None:
     gains = pd.DataFrame([row, row | {"error": 2.0}, row | {"settings": 4}])
     quantile = stats.t.ppf(1 - 0.05 / 2 / 3, 4)
     assert answer.needed(gains).tolist() == pytest.approx([quantile, 2 * quantile])
+    # As scipy's noncentral t: that many standard errors exceed the quantile in 80 % of studies.
+    shift, twice = answer.detectable(gains)
+    assert stats.nct.sf(quantile, 4, shift) == pytest.approx(0.8)
+    assert twice == pytest.approx(2 * shift)
 
 
 def test_the_common_baseline_is_the_mean_of_random_selection_and_its_controls(

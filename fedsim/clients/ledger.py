@@ -39,7 +39,7 @@ class Ledger:
     nonfinite_reports: int = 0
     """Losses that clients reported as nan or infinity. No cost: fedsim warns about them."""
     is_closed: bool = False
-    """Whether the round's record is written, so that nothing can be charged any more."""
+    """True once the round's record is written: nothing can be charged any more."""
 
     def charge_exchange(self, exchange: Exchange) -> None:
         """Add the bytes and samples of an exchange, which holds one number for each client."""

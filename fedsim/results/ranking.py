@@ -65,7 +65,7 @@ ASKED: Mapping[str, str] = {
     "speeds": r"seconds|timed|resources|response",
     "nothing": r"^nothing",
 }
-"""What methods ask of clients, each with the pattern of a description that says so. Accuracies
+"""The kinds of requests to clients, each with a pattern that finds it in a description. Accuracies
 count as losses: clients pass their data forward for both."""
 AT_SERVER = "; server: "
 """Text in the class of a method between what it asks of clients and what it needs at the server."""

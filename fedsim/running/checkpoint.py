@@ -27,6 +27,7 @@ from fedsim.core.parameters import Stateful
 from fedsim.core.record import Record
 from fedsim.results.files import NEWEST, PREVIOUS, TRACE, RunFolder, json_ready
 from fedsim.results.reading import METRICS, Rounds, check_rounds, read_metrics, read_summary
+from fedsim.rounds.checks import is_users
 from fedsim.running.assembly import Experiment
 from fedsim.running.checkpoint_file import (
     HASH_BYTES,
@@ -125,9 +126,9 @@ class Checkpoints:
         """
         hashes = {}
         for part in self.stateful.values():
-            path = f"{type(part).__module__}.{type(part).__qualname__}"
-            if path.startswith("fedsim."):
+            if not is_users(part):
                 continue
+            path = f"{type(part).__module__}.{type(part).__qualname__}"
             for name in vars(part).keys() - set(part.state):
                 with suppress(Exception):  # a value may be of any type
                     content = pack({}, {name: vars(part)[name]}, self.dataclasses)

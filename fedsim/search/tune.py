@@ -49,7 +49,7 @@ TUNE_REMEDY = (
     "write values or an interval, without blanks: selector.x=1,2,5 or selector.x=interval(0.1,0.9) "
     "or selector.x=int(interval(2,9)) or selector.x=tag(log,interval(0.01,1))"
 )
-"""How to correct a word of a line `tune:`."""
+"""The remedy for a wrong word of a line `tune:`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ class Tuning:
 WAITS = "waits for a run that is not done"
 """What is printed on a selector of which a job has not ended."""
 NO_OTHER = "no other point was run"
-"""What is printed on a default if all points are invalid, or equal to it."""
+"""The remark on a default if all points are invalid, or equal to it."""
 
 
 def why_not_run(words: Sequence[str], error: ConfigError) -> str:

@@ -6,14 +6,14 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
 from fedsim.benchmark.rules import CONTROLS
 from fedsim.results.labels import REFERENCE
-from fedsim.results.statistics import ALPHA, holm, t_quantile
+from fedsim.results.statistics import ALPHA, POWER, holm, t_quantile
 from scripts.benchmarks.answer import inference, scores, tuning
 from scripts.benchmarks.answer.scores import NO_METHODS
 
-POWER = 0.8
 NUM_CURVES = 3
 """Number of methods whose curves are drawn, next to a control."""
 CURVE_SHARES = tuple(np.linspace(0.05, 1, 20).round(2))
@@ -131,22 +131,18 @@ class Answer:
         divided by the number of tests. The rows are those of the methods that have run in all
         settings.
         """
-        tests = gains.dropna(subset=["half", "p_holm"])
-        is_complete = tests["settings"] == tests["settings"].max()
-        probability = 1 - ALPHA / 2 / len(tests)
-        quantiles = tests["df"].map(lambda df: t_quantile(probability, df))
-        return (tests["error"] * quantiles)[is_complete]
+        tests, level = _tests_of_all_settings(gains)
+        return tests["error"] * tests["df"].map(lambda df: t_quantile(level, df))
 
     def detectable(self, gains: pd.DataFrame) -> pd.Series:
-        """Return about the true gains that are beyond chance in 80 of 100 studies like this one,
-        for the rows of `needed`.
+        """Return the true gains whose estimate exceeds `needed` in 80 of 100 studies like this one,
+        for the same rows. By the noncentral t distribution."""
+        tests, level = _tests_of_all_settings(gains)
 
-        They are `needed` plus the standard error times Student's quantile at 0.8.
-        """
-        needed = self.needed(gains)
-        rows = gains.dropna(subset=["half", "p_holm"])
-        rows = rows[rows["settings"] == rows["settings"].max()]
-        return needed + rows["error"] * rows["df"].map(lambda df: t_quantile(POWER, df))
+        def shift(df: float) -> float:
+            return float(special.nctdtrinc(df, 1 - POWER, t_quantile(level, df)))
+
+        return tests["error"] * tests["df"].map(shift)
 
     @cached_property
     def common_baseline_gains(self) -> pd.DataFrame:
@@ -278,6 +274,14 @@ def _mean_gains(gains: pd.DataFrame) -> pd.DataFrame:
     rows = inference.intervals(scores.over_regimes(gains))
     rows.index = rows.index.get_level_values("method")
     return rows
+
+
+def _tests_of_all_settings(gains: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    """Return the tested rows of methods that have run in all settings, and the share of Student's t
+    below Holm's first level (two-sided, over all tested rows)."""
+    tests = gains.dropna(subset=["half", "p_holm"])
+    is_complete = tests["settings"] == tests["settings"].max()
+    return tests[is_complete], 1 - ALPHA / 2 / len(tests)
 
 
 def best_of_classes(answer: Answer) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What stands behind the five short answers (`sentences`), in more numbers."""
+"""The text behind the five short answers (`sentences`): how strong the tests are, and caveats."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,6 @@ import pandas as pd
 
 from fedsim.benchmark.rules import CONTROLS, HORIZONS, SEEDS
 from fedsim.results.labels import REFERENCE
-from fedsim.results.ranking import AT_SERVER
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
 from scripts.benchmarks.answer.scores import FIRST_BLOCK, REGIME
 from scripts.benchmarks.answer.sentences import is_any_beyond, losing_at
@@ -16,6 +15,7 @@ from scripts.benchmarks.answer.wording import (
     DRAWS,
     MODELS,
     ahead_and_behind,
+    asked_for,
     bullets,
     controls_of,
     listed,
@@ -44,7 +44,7 @@ def _strength_of_tests(answer: Answer) -> list[str]:
     texts = [
         f"The tests have {len(SEEDS)} seeds and are corrected for all methods. To be beyond "
         f"chance, an estimated mean gain had to exceed {median_and_range(of_means)}. A true gain "
-        f"of about {answer.detectable(answer.overall).median():.1f} points would be found in 80 of "
+        f"of {answer.detectable(answer.overall).median():.1f} points would be found in 80 of "
         "100 such studies.",
         f"In one regime, a gain had to exceed {of_regimes.median():.1f} points. The largest is "
         f"{points(largest)}.",
@@ -188,9 +188,8 @@ def _best_of_classes(answer: Answer) -> list[str]:
     for kind, method in best_of_classes(answer).items():
         if answer.overall.loc[method, "gain"] <= 0:
             continue
-        asked, _, at_server = kind.partition(AT_SERVER)
-        server = f", and the server has {at_server}" if at_server else ""
-        parts.append(f"`{method}` {mean_gain(answer.overall, method)} (asks for {asked}{server})")
+        gain = mean_gain(answer.overall, method)
+        parts.append(f"`{method}` {gain} (asks for {asked_for(kind)})")
     return [
         "The highest mean gains among methods that ask clients for the same, if above zero: "
         f"{'; '.join(parts) or 'none'}."

@@ -3,7 +3,6 @@
 import pandas as pd
 
 from fedsim.benchmark.rules import HORIZONS
-from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
 from scripts.benchmarks.answer.scores import FIRST_BLOCK
@@ -13,6 +12,7 @@ from scripts.benchmarks.answer.wording import (
     MODELS,
     SKEWS,
     ahead_and_behind,
+    asked_for,
     bullets,
     count_of,
     mean_gain,
@@ -129,7 +129,8 @@ def _for_whom(answer: Answer) -> str:
     if answer.overall.loc[best, "gain"] <= 0:
         return f"**Which method, for whom?** {advice}No mean gain is above zero."
     text = (
-        f"The highest mean gain is that of `{best}`, which asks clients for {_asked(answer, best)}"
+        f"The highest mean gain is that of `{best}`, which asks clients for "
+        f"{asked_for(answer.class_of(best))}"
     )
     frugal = best_of_classes(answer).get("nothing")
     if frugal and frugal != best and answer.overall.loc[frugal, "gain"] > 0:
@@ -138,16 +139,10 @@ def _for_whom(answer: Answer) -> str:
     return f"**Which method, for whom?** {advice}{text}."
 
 
-def _asked(answer: Answer, method: str) -> str:
-    """Return what a method asks for, in the words of its class."""
-    asked, _, at_server = answer.class_of(method).partition(AT_SERVER)
-    return f"{asked} (and needs {at_server} at the server)" if at_server else asked
-
-
 def _not_shown(answer: Answer) -> str:
     """Say how large a gain had to be, and what has not run."""
     needed = answer.needed(answer.overall).median()
-    missing = missing_populations(answer)
+    missing = _missing_populations(answer)
     without = f" These have not run yet: {', '.join(missing)}." if missing else ""
     return (
         "**What is not shown?** That no method gains. The tests are weak: to be beyond chance, a "
@@ -155,7 +150,7 @@ def _not_shown(answer: Answer) -> str:
     )
 
 
-def missing_populations(answer: Answer) -> list[str]:
+def _missing_populations(answer: Answer) -> list[str]:
     """Return the data, models, divisions and numbers of clients that no setting has had that has
     run."""
     draws = [DRAWS[name] for name in answer.settings]

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.benchmark.rules import CONTROLS, HORIZONS, SCHEDULES, draw_settings
+from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer.answer import Answer
 from scripts.benchmarks.answer.scores import NO_METHODS
@@ -91,6 +92,12 @@ def count_of(names: Sequence[str], num_all: int) -> str:
 
 def listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def asked_for(kind: str) -> str:
+    """Return a class of methods in words, such as "losses, and the server has the test set"."""
+    asked, _, at_server = kind.partition(AT_SERVER)
+    return f"{asked}, and the server has {at_server}" if at_server else asked
 
 
 def split_by_shards(answer: Answer) -> tuple[list[str], list[str]]:

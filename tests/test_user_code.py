@@ -71,7 +71,7 @@ FILES = {
     "my_lab.py": LAB,
     "helpers.py": HELPERS,
     "tools.py": "def zero():\n    return 0\n",
-    "late.py": "def nothing():\n    return 0\n",
+    "late.py": "try:\n    import fast\nexcept ImportError:\n    def nothing():\n        return 0\n",
     "stars.py": "def star(base):\n    return base\n",
     "pack/__init__.py": "",
     "pack/inner.py": "from .base import ZERO\n",

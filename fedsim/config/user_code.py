@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from fedsim.config.user_modules import find_in_working_folder, is_installed, is_user_module
 from fedsim.core.configs import IRRELEVANT_KEYS
 
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 ALL = "*"
 """Stands for all names of a module."""
 Name = tuple[str, str]
@@ -133,7 +134,7 @@ def _parse(spec: ModuleSpec) -> list[Statement]:
         statement = Statement(set(), set(), ast.unparse(node))
         for inner in ast.walk(node):
             _note_names(inner, spec, statement)
-        is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        is_definition = isinstance(node, DEFINITIONS)
         binds = {node.name} if is_definition else statement.binds - {ALL}
         is_program = isinstance(node, ast.If) and (spec.name, "__name__") in statement.uses
         if not is_program:
@@ -147,6 +148,8 @@ def _note_names(node: ast.AST, spec: ModuleSpec, statement: Statement) -> None:
         statement.uses.add((spec.name, node.id))
         if isinstance(node.ctx, ast.Store):
             statement.binds.add(node.id)
+    elif isinstance(node, DEFINITIONS):  # it may stand in an `if` or a `try`
+        statement.binds.add(node.name)
     elif isinstance(node, ast.Import | ast.ImportFrom):
         level = getattr(node, "level", 0)
         module = getattr(node, "module", "") or ""

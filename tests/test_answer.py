@@ -21,6 +21,7 @@ from scripts.benchmarks.answer.tables import (
     prices_table,
     settings_table,
 )
+from scripts.benchmarks.answer.variations import variations
 from scripts.benchmarks.answer.wording import REGIMES
 
 SETTINGS = ("v1_watch_10", "v1_watch_20", "v1_writers_100")
@@ -426,6 +427,26 @@ def test_settings_that_have_not_run_are_named(answer: Answer) -> None:
     assert first.startswith("- 17 of 20 of the first block: ")
     assert second.startswith("- 4 of 5 of the second block: `v1_base_noisy`")
     assert "`v1_watch_10`" not in first
+
+
+def test_the_second_block_says_which_gains_differ_from_the_base() -> None:
+    """In a varied setting flips leads by 2 points more or less than 1 in seeds 0 to 2."""
+    rounds = small_frame(0.05)
+    base = rounds[rounds["setting"] == "v1_base"]
+    varied = base.assign(setting="v1_base_noisy")
+    is_ahead = varied["method"] == "flips"
+    more = varied["seed"].map({0: 0.01, 1: 0.02, 2: 0.03})
+    varied.loc[is_ahead, "accuracy"] += more
+    page = variations(Answer(pd.concat([base, varied]), pd.DataFrame()))
+    header, _, of_random, *_ = page.splitlines()
+    assert header == "| method | the base | wrong labels |"
+    assert of_random == "| *accuracy of random* | 50.6 % | 50.6 % |"
+    # 4.30 (Student's t with 2 degrees of freedom) x 1 (standard deviation) / sqrt(3) = 2.48 > 2
+    assert "- With wrong labels: none." in page
+    varied.loc[is_ahead, "accuracy"] += 0.01
+    page = variations(Answer(pd.concat([base, varied]), pd.DataFrame()))
+    assert "- With wrong labels: `flips` (+3.00 ± 2.48)." in page
+    assert page.endswith("of 2 differences, 0.1 would be named by chance.")
 
 
 def test_the_servers_accuracy_is_compared_in_the_same_setting_regime_and_seed() -> None:

@@ -36,9 +36,9 @@ from scripts.benchmarks.answer.tables import (
     ranks_table,
     settings_table,
     tuning_table,
-    variations_table,
 )
 from scripts.benchmarks.answer.tuning import read_trials
+from scripts.benchmarks.answer.variations import variations
 from scripts.benchmarks.processes import ROOT
 from scripts.benchmarks.server_only import FILE as SERVER
 
@@ -68,7 +68,7 @@ MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "changes": changes_table,
     "seeds": seeds,
     "baseline": baseline,
-    "variations": variations_table,
+    "variations": variations,
     "tuning": tuning_table,
 }
 """Makers of the parts of the pages, by the name in their marker."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from fedsim.benchmark.rules import CONTROLS, HORIZONS, VARIATIONS
+from fedsim.benchmark.rules import CONTROLS, HORIZONS
 from fedsim.results.labels import REFERENCE
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer import scores
@@ -218,18 +218,3 @@ def one_shard_table(answer: Answer) -> str:
         rows.append([name_of(method), *(gain(table.loc[method]) for table in means)])
     header = [f"one shard per client ({len(groups[0])})", f"other divisions ({len(groups[1])})"]
     return markdown(["method", *header], rows)
-
-
-def variations_table(answer: Answer) -> str:
-    """Show mean gains over regimes in the settings of the second block that have run."""
-    rounds = answer.all_rounds[answer.all_rounds["setting"].isin(VARIATIONS)]
-    settings = [name for name in VARIATIONS if name in set(rounds["setting"])]
-    if not settings:
-        return "No setting of the second block has run."
-    gains = scores.over_regimes(scores.gains(scores.finals(rounds))).mean(axis="columns")
-    by_setting = gains.unstack("setting")[settings]
-    by_setting = by_setting.sort_values(settings[0], ascending=False)
-    rows = []
-    for method, row in by_setting.iterrows():
-        rows.append([str(method), *map(points, row)])
-    return markdown(["method", *settings], rows)

@@ -1,0 +1,86 @@
+"""The second block of the selection benchmark, version 1: how gains change if one thing differs
+from a base.
+
+Its settings were not sampled. So its intervals are over seeds alone, and nothing is tested.
+"""
+
+import pandas as pd
+
+from fedsim.benchmark.rules import CONTROLS, VARIATIONS
+from fedsim.results.labels import REFERENCE
+from fedsim.results.statistics import Mean
+from scripts.benchmarks.answer import scores
+from scripts.benchmarks.answer.answer import Answer
+from scripts.benchmarks.answer.wording import bullets, gain, name_of
+from scripts.reproduction.cells import markdown
+
+BASE, *VARIED = VARIATIONS
+DIFFERENCE = {
+    "v1_base": "the base",
+    "v1_base_noisy": "wrong labels",
+    "v1_base_labels_away": "availability by label",
+    "v1_base_deadline": "a deadline",
+    "v1_base_scaffold": "SCAFFOLD",
+}
+"""What differs from the base in each setting."""
+
+
+def variations(answer: Answer) -> str:
+    """Show mean gains over regimes in the settings that have run, and what differs from the
+    base."""
+    rounds = answer.all_rounds[answer.all_rounds["setting"].isin(VARIATIONS)]
+    settings = [name for name in VARIATIONS if name in set(rounds["setting"])]
+    if not settings:
+        return "No setting of the second block has run."
+    by_seed = scores.over_regimes(scores.gains(scores.finals(rounds)))
+    parts = [_table(rounds, by_seed, settings)]
+    if BASE in settings and len(settings) > 1:
+        parts.append(_changes_in_words(by_seed, settings[1:]))
+    return "\n\n".join(parts)
+
+
+def _table(rounds: pd.DataFrame, by_seed: pd.DataFrame, settings: list[str]) -> str:
+    """Show the accuracy of random selection, and each method's mean gain, in each setting."""
+    of_random = scores.finals(rounds).xs(REFERENCE, level="method").groupby("setting").mean()
+    rows = [["*accuracy of random*", *(f"{of_random[name]:.1f} %" for name in settings)]]
+    for method in _highest_first(by_seed, settings[0]):
+        cells = []
+        for setting in settings:
+            has_run = (method, setting) in by_seed.index
+            cells.append(gain(_over_seeds(by_seed.loc[method, setting])) if has_run else "")
+        rows.append([name_of(method), *cells])
+    return markdown(["method", *(DIFFERENCE[name] for name in settings)], rows)
+
+
+def _changes_in_words(by_seed: pd.DataFrame, settings: list[str]) -> str:
+    """Say which gains differ from those in the base, and how many would do so by chance."""
+    texts = []
+    num_compared = 0
+    for setting in settings:
+        differing = []
+        for method in _highest_first(by_seed, BASE):
+            is_method = method not in (*CONTROLS, *scores.NO_METHODS)
+            if not is_method or (method, setting) not in by_seed.index:
+                continue
+            num_compared += 1
+            row = _over_seeds(by_seed.loc[method, setting] - by_seed.loc[method, BASE])
+            if abs(row["gain"]) > row["half"]:
+                differing.append(f"`{method}` ({gain(row)})")
+        texts.append(f"With {DIFFERENCE[setting]}: {', '.join(differing) or 'none'}.")
+    return (
+        "Methods with a gain that differs from that in the base, by more than half of the "
+        f"interval of this difference:\n\n{bullets(texts)}\n\nThese intervals are not corrected: "
+        f"of {num_compared} differences, {num_compared / 20:.1f} would be named by chance."
+    )
+
+
+def _highest_first(by_seed: pd.DataFrame, setting: str) -> list[str]:
+    """Return the methods that have run in a setting, the highest mean gain first."""
+    means = by_seed.xs(setting, level="setting").mean(axis="columns")
+    return list(means.sort_values(ascending=False).index)
+
+
+def _over_seeds(values: pd.Series) -> pd.Series:
+    """Return the mean of a value for each seed, with half its interval by Student's t."""
+    mean = Mean(tuple(values))
+    return pd.Series({"gain": mean.mean, "half": mean.half_width})

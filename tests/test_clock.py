@@ -153,6 +153,22 @@ def test_every_question_takes_time(question: str) -> None:
     assert first(Asking([0], ask)).simulated_seconds_ask == pytest.approx(seconds)
 
 
+def test_a_question_after_the_aggregation_takes_time() -> None:
+    """Clients 0 and 1 train. Then the selector asks client 2 for its loss, as above."""
+
+    class AskingLater(Asking):
+        def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+            self.clients = clients
+            return super().select(round, clients, rng)
+
+        def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+            self.clients.losses(ALL[2:])
+
+    simulation = simulate(AskingLater([0, 1]))
+    assert_seconds(simulation.step(), ask=15, train=19)
+    assert simulation.simulated_time == 34
+
+
 def test_training_that_nobody_reports_delays_the_next_answer() -> None:
     """The answer of client 2 takes 4 s for the download and 36 s for training in addition. Client 0
     is never asked for an answer."""

@@ -31,8 +31,8 @@ class Record:
     `wall_seconds` is the sum of all phases of all rounds until now.
 
     With a simulated clock, `simulated_seconds` is the round's duration on the clients' devices.
-    `simulated_seconds_ask` (questions before the selection) and `simulated_seconds_train` (training
-    of the cohort) are its parts. `simulated_time` is the sum over all rounds until now. `late`
+    `simulated_seconds_ask` (the selector's questions) and `simulated_seconds_train` (training of
+    the cohort) are its parts. `simulated_time` is the sum over all rounds until now. `late`
     lists the selected clients whose updates did not arrive in time.
 
     `nonfinite_reports` is the number of losses that clients reported as nan or infinity, and

@@ -157,11 +157,12 @@ class Simulation:
         first_model = None if self.started else components.first_model
         clients = Clients(components.engine, context, self.params, first_model)
 
-        # 2. Select. `asking_seconds` is the simulated time of the questions to clients.
+        # 2. Select. `asking_seconds` is the simulated time of the questions to clients. Those of
+        # `observe` are added below.
         timer.enter("select")
         selection = self._select(t, clients, context.available)
         self.weights = selection.weights
-        asking_seconds = 0.0 if context.round_clock is None else context.round_clock.elapsed
+        asking_seconds = _seconds_of_exchanges(context)
 
         # 3. Train
         timer.enter("train")
@@ -184,7 +185,9 @@ class Simulation:
         # 6. Let the selector observe the updates and the new model
         if arrivals.cohort is not None:
             timer.enter("select")
+            seconds_before = _seconds_of_exchanges(context)
             self._observe(context, arrivals.cohort, params)
+            asking_seconds += _seconds_of_exchanges(context) - seconds_before
 
         self.params = params
         self.round = t
@@ -505,3 +508,9 @@ class Simulation:
         components.selector.load_state_dict(state["selector"])
         components.aggregator.load_state_dict(state["aggregator"])
         components.local_algorithm.load_state_dict(state["local_algorithm"])
+
+
+def _seconds_of_exchanges(context: RoundContext) -> float:
+    """Return the simulated seconds that the answered exchanges of a round have taken so far; 0
+    without a simulated clock."""
+    return 0.0 if context.round_clock is None else context.round_clock.elapsed

@@ -69,6 +69,8 @@ class Aggregator(Stateful, ABC):
     weighting: Weighting
     """The weights that `weights` returns."""
 
+    ignores_weights: ClassVar[bool] = False
+    """Whether `aggregate` ignores the selector's weights."""
     is_mean: ClassVar[bool] = False
     """Whether the server's step depends only on the mean update (`mean_delta`)."""
     is_average: ClassVar[bool] = False
@@ -280,6 +282,7 @@ class MIFA(Aggregator):
     Buffers are averaged over this round's updates.
     """
 
+    ignores_weights = True
     state = ("latest", "rates")
 
     def __post_init__(self) -> None:

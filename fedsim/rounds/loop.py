@@ -127,6 +127,14 @@ class Simulation:
         self.weights: Weights = None
         """The selector's weights of the latest selection."""
 
+    @property
+    def weights_are_ignored(self) -> bool:
+        """Whether the latest selection has weights that the aggregator ignores, and that are not
+        all 1 / K."""
+        if self.weights is None or not self.components.aggregator.ignores_weights:
+            return False
+        return not np.allclose(self.weights, 1 / len(self.weights))
+
     def __iter__(self) -> Iterator[Record]:
         while self.round < self.components.population.num_rounds:
             yield self.step()

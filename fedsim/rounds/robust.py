@@ -55,6 +55,7 @@ class Unweighted(Aggregator):
     would give some clients more influence."""
 
     weighting: ClassVar[Weighting] = "uniform"  # type: ignore[misc]
+    ignores_weights: ClassVar[bool] = True
 
 
 @parameters

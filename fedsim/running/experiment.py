@@ -193,6 +193,7 @@ class _RunInProgress:
         self.num_rounds = self.components.population.num_rounds
         self.client_summary: dict[str, Any] = {}
         self.client_arrays: Mapping[str, Any] | None = None
+        self.has_noted_weights = False
         # A user's selector may raise an error here, so these come before anything is written.
         self.warnings = component_warnings(self.simulation)
         self.adaptive = self.components.selector.adaptive
@@ -322,6 +323,9 @@ class _RunInProgress:
                 fault = f"{type(selector).__name__}.trace must be a dict of JSON values: {error}"
                 raise SelectionError(f"round {record.round}: {fault}") from error
         self.incidents.see(record)
+        if self.simulation.weights_are_ignored and not self.has_noted_weights:
+            self.has_noted_weights = True
+            self.trackers.message(_ignored_weights(self.components))
         self.trackers.log(record.as_dict())
 
     def summary(
@@ -431,6 +435,16 @@ def component_warnings(simulation: Simulation) -> list[str]:
         _holdout_warning(components),
     ]
     return [warning for warning in warnings if warning]
+
+
+def _ignored_weights(components: Components) -> str:
+    """Return the warning of a run whose aggregator ignores the selector's weights."""
+    selector = type(components.selector).__name__
+    aggregator = type(components.aggregator).__name__
+    return (
+        f"{selector} gives its clients weights, but {aggregator} ignores them: this is not "
+        "the published method; with aggregator=by_size they count"
+    )
 
 
 def _holdout_warning(components: Components) -> str | None:

@@ -319,7 +319,6 @@ def test_a_batch_of_one_sample_without_batch_norm_is_no_warning() -> None:
 
 
 @pytest.mark.usefixtures("empty_folder")
-@pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize(
     ("selector", "aggregator", "ignored"),
     [("kvib", "median", 1), ("kvib", "mifa", 1), ("kvib", "uniform", 0), ("random", "median", 0)],
@@ -332,6 +331,7 @@ def test_weights_that_the_aggregator_ignores_are_named_once(
     assert capsys.readouterr().out.count("KVib gives its clients weights, but") == ignored
 
 
+@pytest.mark.usefixtures("empty_folder")
 def test_a_warning_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("partition=iid", "local.epochs=null", "local.steps=1", "local.batch_size=2")
     quick = ("num_rounds=1", "tracker=default", "tracker.wandb.mode=disabled")

@@ -33,6 +33,9 @@ from helpers import RATE, by_loss
 from fedsim.selectors.base import Selection, Selector, Signal, ascending
 
 SIGN = 1
+SIZES = {}
+for name in ("one", "two"):
+    SIZES[name] = hidden(name) if "hidden" in globals() else 0
 
 
 class Other(Selector):
@@ -71,9 +74,9 @@ FILES = {
     "my_lab.py": LAB,
     "helpers.py": HELPERS,
     "tools.py": "def zero():\n    return 0\n",
-    "late.py": "try:\n    import fast\nexcept ImportError:\n    def nothing():\n        return 0\n",
+    "late.py": "try:\n    from .fast import *\nexcept ImportError:\n    def nothing():\n        return 0\n",
     "stars.py": "def star(base):\n    return base\n",
-    "pack/__init__.py": "",
+    "pack/__init__.py": "import sys\n\nsys.getrecursionlimit()\n\n\ndef unused():\n    return 0\n",
     "pack/inner.py": "from .base import ZERO\n",
     "pack/base.py": "ZERO = 0\n",
     "conf/selector/mine.yaml": "_target_: my_lab.Mine\n",
@@ -149,6 +152,7 @@ def accuracy(folder: Path) -> float:
             "\n\nif __name__ == '__main__':\n    unused()\n\n\ndef unused",
         ),
         ("helpers.py", "return 1", "return 2"),
+        ("pack/__init__.py", "return 0", "return 1"),
         ("conf/selector/mine.yaml", "my_lab", "my_lab"),
     ],
 )
@@ -173,6 +177,14 @@ def test_what_changes_nothing_that_a_class_needs_is_no_change(
         ("late.py", "return 0", "return 1", "late"),
         ("stars.py", "return base", "return base or None", "stars"),
         ("pack/base.py", "0", "1", "pack.base"),
+        ("pack/__init__.py", "getrecursionlimit", "getswitchinterval", "pack"),
+        ("my_lab.py", '"two"', '"two", "three"', "my_lab"),
+        (
+            "my_lab.py",
+            "\n\nclass Other",
+            "\n\nif SIGN:\n    __name__, SIZES = 'x', 1\n\n\nclass Other",
+            "my_lab",
+        ),
     ],
 )
 def test_an_edit_of_what_a_class_needs_names_its_module(

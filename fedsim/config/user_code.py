@@ -1,17 +1,16 @@
 """Hash the user's code that a run needs, so that a changed class is noticed.
 
-Each module of the user's gets a hash of what the classes of a config need there: the statements
-that bind the names they use, what these statements use in turn, and statements that bind no name,
-such as calls. Comments, docstrings and layout do not count. Code that is imported from other
-modules of the user's counts in the same way. Code of fedsim and of installed packages does not
-count.
+Each module of the user's gets a hash of its statements that the classes of a config need. These
+are the definitions, imports and assignments of the names that they use, of the names that those
+use, and so on. All other statements of a module count in any case, such as calls, loops and `if`,
+because they may change anything. Comments, docstrings and layout do not count. Code that is
+imported from other modules of the user's counts in the same way, and so do the packages around a
+module. Code of fedsim and of installed packages does not count.
 """
 
 import ast
 import hashlib
-import json
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
@@ -21,25 +20,28 @@ from typing import Any, NamedTuple
 from fedsim.config.user_modules import find_in_working_folder, is_installed, is_user_module
 from fedsim.core.configs import IRRELEVANT_KEYS
 
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 ALL = "*"
 """Stands for all names of a module."""
-Name = tuple[str, str]
+QualifiedName = tuple[str, str]
 """A module, and a name in it."""
 
 
 class Statement(NamedTuple):
-    """A statement at the top level of a module: the names that it binds (assigns, defines or
-    imports), the names that it uses, and its source without comments and docstrings."""
+    """A statement at the top level of a module.
 
-    binds: set[str]
-    uses: set[Name]
-    text: str
+    `binds` has the names that it defines, imports or assigns; None: it counts in any case. `uses`
+    has the names in it, and `source` is its code without comments and docstrings.
+    """
+
+    binds: set[str] | None
+    uses: set[QualifiedName]
+    source: str
 
 
-_parsed: dict[str, tuple[ModuleSpec, list[Statement]]] = {}
-"""The statements of modules as they were when first read, which is when Python imports them. Later
-edits do not change the code that this process runs."""
+_cache: dict[str, tuple[ModuleSpec, list[Statement]]] = {}
+"""The statements of modules by name. Later edits of a file do not change the code that this process
+has imported, so fedsim calls `user_code` right after it has imported a class."""
 
 
 def user_code(config: Mapping[str, Any]) -> str | None:
@@ -48,24 +50,28 @@ def user_code(config: Mapping[str, Any]) -> str | None:
     The text is like "helpers 8c01..., my_lab 3f2a...". Returns None if there is no such module.
     """
     # 1. Follow names from the classes of the config to everything that they use.
-    to_visit = _targets({key: value for key, value in config.items() if key not in IRRELEVANT_KEYS})
-    visited: set[Name] = set()
-    needed: dict[str, dict[int, str]] = {}  # texts of statements by module and position
+    relevant = {key: value for key, value in config.items() if key not in IRRELEVANT_KEYS}
+    to_visit = list(_target_classes(relevant))
+    visited: set[QualifiedName] = set()
+    needed: dict[str, dict[int, str]] = {}  # sources of statements by module and position
     while to_visit:
         module, name = to_visit.pop()
         if (module, name) in visited:
             continue
         visited.add((module, name))
         for number, statement in enumerate(_statements(module)):
-            if name == ALL or name in statement.binds or not statement.binds:
-                needed.setdefault(module, {})[number] = statement.text
+            if name == ALL or statement.binds is None or name in statement.binds:
+                needed.setdefault(module, {})[number] = statement.source
                 to_visit += statement.uses
+        package, _, name_in_package = module.rpartition(".")
+        if package:  # Python imports it first
+            to_visit.append((package, name_in_package))
 
     # 2. Hash the needed statements of each module in their order.
     hashes = []
-    for module, texts in sorted(needed.items()):
-        source = "\n".join(texts[number] for number in sorted(texts))
-        hashes.append(f"{module} {hashlib.sha256(source.encode()).hexdigest()[:12]}")
+    for module, sources in sorted(needed.items()):
+        text = "\n".join(sources[number] for number in sorted(sources))
+        hashes.append(f"{module} {hashlib.sha256(text.encode()).hexdigest()[:12]}")
     return ", ".join(hashes) or None
 
 
@@ -76,7 +82,7 @@ def user_files(config: Mapping[str, Any]) -> dict[str, Path]:
     `pack/inner.py`. Installed packages are not among them.
     """
     files = {}
-    to_visit = [module for module, _ in _targets(config)]
+    to_visit = [module for module, _ in _target_classes(config)]
     visited = set()
     while to_visit:
         module = to_visit.pop()
@@ -86,22 +92,21 @@ def user_files(config: Mapping[str, Any]) -> dict[str, Path]:
         for statement in _statements(module):
             to_visit += [used_module for used_module, _ in statement.uses]
         to_visit.append(module.rpartition(".")[0])
-        if module in _parsed:
-            path = Path(str(_parsed[module][0].origin))
+        if module not in _cache:  # it is not the user's
+            continue
+        path = Path(str(_cache[module][0].origin))
+        if path.suffix == ".py":
             ending = "/__init__.py" if path.name == "__init__.py" else ".py"
             files[module.replace(".", "/") + ending] = path
     return files
 
 
-def _targets(config: Mapping[str, Any]) -> list[Name]:
-    """Return the classes of a config."""
-    return re.findall(r'"_target_": "([^"]+)\.(\w+)"', json.dumps(config, default=str))
-
-
 def changed_since(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return the user's modules that have changed since the run of `config` with this summary.
+    """Return the user's modules that have changed since the run of `config` with this summary,
+    separated by commas.
 
-    Returns "" if none has changed, or if that is not known.
+    A module that the classes need no longer, or did not need then, has changed, too. Returns "" if
+    none has changed, or if the summary or the present code does not tell.
     """
     before = summary.get("code")
     now = user_code(config)
@@ -111,58 +116,108 @@ def changed_since(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return ", ".join(sorted({entry.partition(" ")[0] for entry in differing}))
 
 
-def _statements(module: str) -> list[Statement]:
-    """Return the statements of a module of the user's; none of another or an unreadable module."""
+def _target_classes(node: object) -> Iterator[QualifiedName]:
+    """Yield the classes that a config or a part of it names with `_target_`."""
+    if isinstance(node, Mapping):
+        target = node.get("_target_")
+        if isinstance(target, str):
+            module, _, name = target.rpartition(".")
+            yield module, name
+        for value in node.values():
+            yield from _target_classes(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _target_classes(value)
+
+
+def _statements(module: str) -> Sequence[Statement]:
+    """Return the statements of a module; none if it is not the user's or cannot be read."""
     if not is_user_module(module):
-        return []
+        return ()
     find_in_working_folder()
-    with suppress(Exception, SystemExit):  # importing the packages around it may raise anything
+    spec = None
+    with suppress(
+        Exception, SystemExit
+    ):  # it imports the packages around, which may raise anything
         spec = find_spec(module)
-        if spec is None:
-            return []
-        if module not in _parsed or _parsed[module][0] is not spec:  # the spec changes on a reload
-            _parsed[module] = (spec, _parse(spec))
-        return _parsed[module][1]
-    return []
+    if spec is None:
+        return ()
+    # The spec of an imported module is another one after a reload.
+    if module not in _cache or _cache[module][0] is not spec:
+        _cache[module] = (spec, _parse(spec))
+    return _cache[module][1]
 
 
 def _parse(spec: ModuleSpec) -> list[Statement]:
     """Return the statements of a module, except those that run only if it is the program."""
-    source = Path(str(spec.origin)).read_text(encoding="utf-8")
+    try:
+        tree = ast.parse(Path(str(spec.origin)).read_bytes())
+    except (OSError, SyntaxError, ValueError):  # ValueError: compiled code
+        return []
     statements = []
-    for node in _WithoutTexts().visit(ast.parse(source)).body:
-        statement = Statement(set(), set(), ast.unparse(node))
-        for inner in ast.walk(node):
-            _note_names(inner, spec, statement)
-        is_definition = isinstance(node, DEFINITIONS)
-        binds = {node.name} if is_definition else statement.binds - {ALL}
-        is_program = isinstance(node, ast.If) and (spec.name, "__name__") in statement.uses
-        if not is_program:
-            statements.append(statement._replace(binds=binds))
+    for node in _RemoveConstants().visit(tree).body:
+        if not _runs_only_as_program(node):
+            statements.append(Statement(_bound_names(node), _used(node, spec), ast.unparse(node)))
     return statements
 
 
-def _note_names(node: ast.AST, spec: ModuleSpec, statement: Statement) -> None:
-    """Add the names that `node`, a part of `statement`, binds and uses."""
-    if isinstance(node, ast.Name):
-        statement.uses.add((spec.name, node.id))
-        if isinstance(node.ctx, ast.Store):
-            statement.binds.add(node.id)
-    elif isinstance(node, DEFINITIONS):  # it may stand in an `if` or a `try`
-        statement.binds.add(node.name)
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        level = getattr(node, "level", 0)
-        module = getattr(node, "module", "") or ""
-        base = resolve_name("." * level + module, spec.parent)
-        for alias in node.names:
-            statement.binds.add((alias.asname or alias.name).partition(".")[0])
-            # `alias.name` may be a name in the module `base`, or a module itself: note both
-            statement.uses.add((base, alias.name))
-            statement.uses.add((f"{base}.{alias.name}".lstrip("."), ALL))
+def _runs_only_as_program(node: ast.stmt) -> bool:
+    """Return whether a statement is `if __name__ == "__main__":` without an `else`."""
+    if not isinstance(node, ast.If) or node.orelse:
+        return False
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
 
 
-class _WithoutTexts(ast.NodeTransformer):
-    """Removes docstrings and other constants that are statements of their own."""
+def _bound_names(node: ast.stmt) -> set[str] | None:
+    """Return the names that a definition, an import or an assignment to plain names binds; None for
+    other statements, and for `from module import *`."""
+    if isinstance(node, Definition):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        return None if ALL in names else names
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return None
+    names = set()
+    for target in targets:
+        parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        for part in parts:
+            if not isinstance(part, ast.Name):
+                return None
+            names.add(part.id)
+    return names
+
+
+def _used(node: ast.stmt, spec: ModuleSpec) -> set[QualifiedName]:
+    """Return the names that occur in a statement of the module of `spec`, wherever they are bound,
+    and what its imports import."""
+    names = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            names.add((spec.name, part.id))
+        elif isinstance(part, ast.Import):
+            for alias in part.names:
+                names.add((alias.name, ALL))
+                if alias.asname is None:  # `import pack.inner` binds `pack`
+                    names.add((alias.name.partition(".")[0], ALL))
+        elif isinstance(part, ast.ImportFrom):
+            relative = "." * part.level + (part.module or "")
+            try:
+                base = resolve_name(relative, spec.parent)
+            except ImportError:  # `from .tools import f` in a module that is in no package
+                continue
+            for alias in part.names:
+                # It may be a name in the module `base`, or a module itself.
+                names |= {(base, alias.name), (f"{base}.{alias.name}", ALL)}
+    return names
+
+
+class _RemoveConstants(ast.NodeTransformer):
+    """Removes statements that are only a constant, such as docstrings."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         """Return the statement, or None to remove it."""

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from fedsim.benchmark.rules import CONTROLS, HORIZONS, SEEDS
 from fedsim.results.labels import REFERENCE
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
@@ -20,34 +18,36 @@ from scripts.benchmarks.answer.wording import (
     controls_of,
     listed,
     mean_gain,
-    median_and_range,
     points,
 )
 
 
 def evidence(answer: Answer) -> str:
     """Return what stands behind the five sentences: bullets under a bold title for each."""
-    titles = {
-        "Does it pay?": _strength_of_tests(answer),
-        "By how much?": _caveats_of_best(answer),
-        "At what price?": _at_equal_cost(answer),
-        "For whom?": _best_of_classes(answer),
-        "For which population?": _population(answer),
+    sections = {
+        "How strong are the tests?": _strength_of_tests(answer),
+        "How much of the highest gain is chance?": _caveats_of_best(answer),
+        "What remains at equal cost?": _at_equal_cost(answer),
+        "Which method is best for its price?": _best_by_request(answer),
+        "Where do the results apply?": _population(answer),
     }
-    return "\n\n".join(f"**{title}**\n\n{bullets(texts)}" for title, texts in titles.items())
+    return "\n\n".join(f"**{title}**\n\n{bullets(texts)}" for title, texts in sections.items())
 
 
 def _strength_of_tests(answer: Answer) -> list[str]:
-    """Say how large a gain had to be to be beyond chance, in the mean and in one regime."""
-    of_means, of_regimes = answer.needed(answer.overall), answer.needed(answer.intervals)
+    """Say how large a gain had to be to be beyond chance: in the mean over regimes, in one regime,
+    and from the common baseline."""
+    in_mean, in_regimes = answer.needed(answer.overall), answer.needed(answer.intervals)
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
     texts = [
-        f"The tests have {len(SEEDS)} seeds and are corrected for all methods. To be beyond "
-        f"chance, an estimated mean gain had to exceed {median_and_range(of_means)}. A true gain "
-        f"of {answer.detectable(answer.overall).median():.1f} points would be found in 80 of "
-        "100 such studies.",
-        f"In one regime, a gain had to exceed {of_regimes.median():.1f} points. The largest is "
-        f"{points(largest)}.",
+        f"Each method has {len(SEEDS)} seeds in a setting, and p-values are corrected for the "
+        f"number of methods. To be beyond chance, a mean gain had to exceed {in_mean.median():.1f} "
+        f"points for the median method ({in_mean.min():.1f} for the one with the steadiest gains, "
+        f"{in_mean.max():.1f} for the one with the least steady). If the median method truly "
+        f"gained {answer.detectable(answer.overall).median():.1f} points, 80 of 100 studies like "
+        "this one would find it.",
+        f"In a single regime, a gain had to exceed {in_regimes.median():.1f} points. The largest "
+        f"is {points(largest)}.",
     ]
     # The common baseline is the mean of random selection and all of its controls.
     if len(controls_of(answer)) == len(CONTROLS):
@@ -59,16 +59,17 @@ def _with_common_baseline(answer: Answer) -> str:
     """Say how large a gain has to be if it is measured from the common baseline, and whether any
     is."""
     tests = answer.common_baseline_tests
-    is_beyond = [answer.beyond_chance(sign, gains=tests) for sign in (1, -1)]
-    if any(is_beyond) or is_any_beyond(answer):
+    beyond = [*answer.beyond_chance(1, gains=tests), *answer.beyond_chance(-1, gains=tests)]
+    if beyond or is_any_beyond(answer):
         verdict = f"Then {ahead_and_behind(answer, 'p_holm', tests)}"
     else:
         verdict = "Still no method is beyond chance"
-    of_means = answer.needed(answer.common_baseline_overall).median()
-    of_regimes = answer.needed(answer.common_baseline_intervals).median()
+    in_mean = answer.needed(answer.common_baseline_overall).median()
+    in_regimes = answer.needed(answer.common_baseline_intervals).median()
     return (
-        f"With [a less noisy baseline](benchmark_details.md#baseline), a mean gain has to exceed "
-        f"{of_means:.1f} points, and a gain in one regime {of_regimes:.1f}. {verdict}."
+        "If gains are measured from [a less noisy baseline](benchmark_details.md#baseline), the "
+        f"mean of three runs of random selection, {in_mean:.1f} points are enough in the mean, and "
+        f"{in_regimes:.1f} in a single regime. {verdict}."
     )
 
 
@@ -76,104 +77,91 @@ def _caveats_of_best(answer: Answer) -> list[str]:
     """Say why the highest mean gain is less than it seems, how much the controls gain, and what a
     wrong learning rate costs."""
     best = answer.rivals[0]
-    gain, median = answer.overall.loc[best, "gain"], answer.changes.loc[best, "median"]
-    texts = [
-        f"The {points(gain)} points of `{best}` are probably an overestimate, because they are the "
-        f"best of {len(answer.rivals)} estimates. The median over settings is {points(median)}.",
-        *_above_zero(answer, best),
-        "The upper end of the highest interval of a mean gain at equal rounds is "
-        f"{points(_highest_end(answer))}.",
-    ]
-    controls = [points(answer.overall.loc[name, "gain"]) for name in controls_of(answer)]
+    texts = []
+    if answer.overall.loc[best, "gain"] > 0:
+        text = (
+            f"`{best}` is the best of {len(answer.rivals)} estimates, so its "
+            f"{points(answer.overall.loc[best, 'gain'])} points are probably too high."
+        )
+        texts.append(text + _above_zero(answer, best))
+    highest = (answer.overall["gain"] + answer.overall["half"])[answer.rivals].max()
+    texts.append(f"No interval of a mean gain goes beyond {points(highest)} points.")
+    controls = controls_of(answer)
     if controls:
+        gains = [points(answer.overall.loc[name, "gain"]) for name in controls]
         texts.append(
-            f"The controls, which are random selection with other draws, gain "
-            f"{' and '.join(controls)}."
+            "Controls, which are random selection with other random numbers, have mean gains of "
+            f"{' and '.join(gains)}.{_luck_of_baseline(answer, controls)}"
         )
     if len(answer.trials):
         texts.append(_wrong_rates(answer))
     return texts
 
 
-def _above_zero(answer: Answer, best: str) -> list[str]:
+def _above_zero(answer: Answer, best: str) -> str:
     """Say where the interval of the best method is above zero, although its mean gain is not beyond
     chance."""
     if best in answer.beyond_chance(1, gains=answer.overall):
-        return []
-    above = []
-    if _is_above_zero(answer.overall.loc[best]):
-        above.append("in the mean over all regimes")
+        return ""
+    rows = {"in the mean over all regimes": answer.overall.loc[best]}
     for num_rounds in HORIZONS:
-        if _is_above_zero(answer.overall_after(num_rounds).loc[best]):
-            above.append(f"with {num_rounds} rounds")
+        rows[f"with {num_rounds} rounds"] = answer.overall_after(num_rounds).loc[best]
+    above = [where for where, row in rows.items() if row["gain"] - row["half"] > 0]
     if not above:
-        return []
-    text = (
-        f"Its interval is above zero {' and '.join(above)}. But that is the interval "
-        "of a single method, and does not allow for the choice of the best of "
-        f"{len(answer.rivals)}."
+        return ""
+    return (
+        f" Its interval is above zero {' and '.join(above)}, but an interval does not allow for "
+        "the choice of the best."
     )
-    names = controls_of(answer)
-    in_regime = answer.intervals.xs(("constant", HORIZONS[0]), level=REGIME)["gain"]
-    is_above_early = f"with {HORIZONS[0]} rounds" in above
-    if is_above_early and names and (in_regime.reindex(names) > 0).all():
-        text += (
-            f" And part of it may be bad luck of random selection: under `constant, {HORIZONS[0]}` "
-            f"the controls have {' and '.join(points(value) for value in in_regime[names])}."
-        )
-    return [text]
 
 
-def _is_above_zero(row: pd.Series) -> bool:
-    return bool(row["gain"] - row["half"] > 0)
-
-
-def _highest_end(answer: Answer) -> float:
-    """Return the highest end of an interval of a mean gain."""
-    rows = answer.overall.loc[answer.rivals]
-    return float((rows["gain"] + rows["half"]).max())
+def _luck_of_baseline(answer: Answer, controls: Sequence[str]) -> str:
+    """Say if all controls gain in the regime in which gains are highest: random selection may have
+    been unlucky there."""
+    mean_by_regime = answer.intervals.loc[answer.rivals, "gain"].groupby(REGIME).mean()
+    schedule, num_rounds = mean_by_regime.idxmax()
+    gains = answer.intervals.xs((schedule, num_rounds), level=REGIME)["gain"][controls]
+    if not (gains > 0).all():
+        return ""
+    return (
+        f" Under `{schedule}, {num_rounds}`, where methods gain most, controls gain, too "
+        f"({' and '.join(map(points, gains))}): random selection may have been unlucky there."
+    )
 
 
 def _wrong_rates(answer: Answer) -> str:
     """Say what a wrong learning rate costs random selection."""
     row = answer.tuning.loc[REFERENCE]
     return (
-        f"Costs of a wrong learning rate are means over the trials of random selection with "
-        f"{HORIZONS[0]} rounds: {row['too_high']:.0f} points if it is three times too high (more "
-        f"than {COLLAPSE} in {row['collapses']:.0f} of {row['with_higher']:.0f} cases), and "
-        f"{row['too_low']:.0f} if it is three times too low."
+        f"A wrong learning rate costs random selection more than that: {row['too_high']:.0f} "
+        f"points on average if it is three times too high (more than {COLLAPSE} in "
+        f"{row['collapses']:.0f} of {row['with_higher']:.0f} pairs of a setting and a schedule), "
+        f"and {row['too_low']:.0f} if it is three times too low. These are trials with "
+        f"{HORIZONS[0]} rounds."
     )
 
 
 def _at_equal_cost(answer: Answer) -> list[str]:
-    """Say what the best method gains at equal cost, and who loses."""
+    """Say what the best method gains at equal cost, and which methods' intervals lie below zero."""
     best = answer.rivals[0]
-    means = answer.overall_at
-    text = (
-        f"If `{best}` stops at random selection's simulated time, its mean gain is "
-        f"{mean_gain(means['equal time'], best)} points, and at random selection's bytes "
-        f"{mean_gain(means['equal bytes'], best)}. "
-    )
-    others = []
+    texts = []
     for budget in ("equal time", "equal bytes"):
-        name = means[budget].loc[answer.rivals, "gain"].idxmax()
-        if name != best:
-            others.append(f"at {budget} `{name}` ({mean_gain(means[budget], name)})")
-    if others:
-        text += f"Another method has the highest mean gain {' and '.join(others)}."
-    else:
-        text += "No method has a higher mean gain there."
-    texts = [text]
-    for budget in ("equal time", "equal bytes"):
+        means = answer.overall_at[budget].loc[answer.rivals]
+        highest = means["gain"].idxmax()
+        text = f"At {budget}, `{best}` has a mean gain of {mean_gain(means, best)} points"
+        if highest == best:
+            text += ", the highest."
+        else:
+            text += f", and `{highest}` the highest ({mean_gain(means, highest)})."
         losing = losing_at(answer, budget)
-        if not len(losing):
-            continue
-        parts = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
-        beyond = answer.beyond_chance(-1, gains=means[budget])
-        texts.append(
-            f"These methods have intervals below zero at {budget}: {', '.join(parts)}. After "
-            f"correction, beyond chance: {listed(beyond) or 'none'}."
-        )
+        if len(losing):
+            names = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
+            beyond = answer.beyond_chance(-1, gains=answer.overall_at[budget])
+            text += (
+                f" Intervals below zero: {', '.join(names)}. Of these, behind beyond chance: "
+                f"{listed(beyond) or 'none'}."
+            )
+        texts.append(text)
     texts.append(
         "Rates and schedules were tuned for the whole number of rounds. A method that stops early "
         "never reaches the end of its schedule, and may lose less if it is tuned for the rounds "
@@ -182,8 +170,9 @@ def _at_equal_cost(answer: Answer) -> list[str]:
     return texts
 
 
-def _best_of_classes(answer: Answer) -> list[str]:
-    """Name the best method of each class of requests, if it has a positive mean gain."""
+def _best_by_request(answer: Answer) -> list[str]:
+    """Name the best method of each group that asks clients for the same, if its mean gain is above
+    zero."""
     parts = []
     for kind, method in best_of_classes(answer).items():
         if answer.overall.loc[method, "gain"] <= 0:
@@ -197,20 +186,29 @@ def _best_of_classes(answer: Answer) -> list[str]:
 
 
 def _population(answer: Answer) -> list[str]:
-    """Name the population that has run."""
+    """Say which data, models and clients the settings have that have run."""
     data = []
     for kind in dict.fromkeys(FIRST_BLOCK[name] for name in answer.settings):
         data.append(f"{DATA[kind]} ({MODELS[kind]})" if kind in MODELS else DATA[kind])
     draws = [DRAWS[name] for name in answer.settings]
     clients = _range([draw.num_clients for draw in draws])
     cohorts = _range([draw.cohort_size for draw in draws])
+    text = (
+        f"The settings that have run are of {_in_words(data)}, with small models and {clients} "
+        f"clients, of which {cohorts} are selected in a round."
+    )
     return [
-        f"The settings that have run are of {', '.join(data[:-1])} and {data[-1]}, with small "
-        f"models and {clients} clients, of which {cohorts} are selected in a round.",
+        text,
         "The benchmark says nothing about larger models, real devices, fairness between clients "
         "or privacy.",
     ]
 
 
+def _in_words(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def _range(numbers: Sequence[int]) -> str:
-    return f"{min(numbers)} to {max(numbers)}"
+    low, high = min(numbers), max(numbers)
+    return f"{low} to {high}" if low < high else str(low)

@@ -15,8 +15,8 @@ from scripts.benchmarks.answer.wording import (
     asked_for,
     bullets,
     count_of,
+    listed,
     mean_gain,
-    points,
     split_by_shards,
 )
 
@@ -38,10 +38,10 @@ def sentences(answer: Answer) -> str:
 def _whether(answer: Answer) -> str:
     """Say how many methods gain or lose beyond chance at equal rounds."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
-    verdict = "In some cases" if _is_any_ahead(answer) else "We do not see it"
-    title = f"**Does selection pay? {verdict}**"
+    verdict = "In some cases." if _is_any_ahead(answer) else "We have found no benefit"
     if num < num_all:
-        title += f" (preliminary, {num} of {num_all} settings)"
+        verdict = f"{verdict.rstrip('.')} so far ({num} of {num_all} settings)."
+    title = f"**Does selection pay?** {verdict}"
     better, worse = (answer.beyond_chance(sign, gains=answer.overall) for sign in (1, -1))
     tests = ahead_and_behind(answer, "p_holm")
     if is_any_beyond(answer):
@@ -51,7 +51,7 @@ def _whether(answer: Answer) -> str:
     is_different = friedman.loc["friedman"] < ALPHA
     others = " [Methods do differ from each other](benchmark_details.md#ranks)."
     return (
-        f"{title}. At equal rounds, with a learning rate tuned for each method, {tests}."
+        f"{title} At equal rounds, with a learning rate tuned for each method, {tests}."
         f"{others if is_different.mean() > 0.5 else ''}"
     )
 
@@ -75,9 +75,10 @@ def _how_much(answer: Answer) -> str:
     schedule = mean_gain(answer.overall_references, "schedule")
     return (
         f"**By how much, and when?** `{best}` has the highest mean gain: "
-        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}).{_with_one_shard(answer)} "
-        "For comparison, a step or cosine schedule in place of a constant learning rate brings "
-        f"random selection itself {schedule}."
+        f"{mean_gain(answer.overall, best)} points ({', '.join(parts)}). As the best of "
+        f"{len(answer.rivals)} estimates, it is probably too high.{_with_one_shard(answer)} For "
+        "comparison, random selection itself gains "
+        f"{schedule} if its learning rate falls in steps or as a cosine, and is not constant."
     )
 
 
@@ -89,14 +90,15 @@ def _with_one_shard(answer: Answer) -> str:
     best = answer.rivals[0]
     with_one, others = (mean_gain(answer.overall_in(settings), best) for settings in groups)
     return (
-        f" In the {len(groups[0])} settings where each client has one shard (mostly a single "
-        f"class) it is {with_one}, and in the {len(groups[1])} others {others} ([a comparison post "
-        "hoc](benchmark_details.md#one-shard-per-client))."
+        f" It is {with_one} in the {len(groups[0])} settings where most clients have a single "
+        f"class, and {others} in the {len(groups[1])} others. (We chose [this "
+        "comparison](benchmark_details.md#one-shard-per-client) after seeing results: it is a "
+        "hypothesis.)"
     )
 
 
 def _at_what_price(answer: Answer) -> str:
-    """Say who gains at equal time and at equal bytes, and who loses most at equal bytes."""
+    """Say who gains and who loses at equal time and at equal bytes."""
     budgets = ("equal time", "equal bytes")
     ahead = {name: answer.beyond_chance(1, gains=answer.overall_at[name]) for name in budgets}
     if any(ahead.values()):
@@ -104,16 +106,18 @@ def _at_what_price(answer: Answer) -> str:
         verdict = f"Beyond chance, {' and '.join(parts)}."
     else:
         verdict = "At equal simulated time and at equal bytes no method is ahead beyond chance."
-    losing = losing_at(answer, "equal bytes")
-    if not len(losing):
-        return f"**At what price?** {verdict}"
-    worst = losing.index[0]
-    loss = mean_gain(answer.overall_at["equal bytes"], worst)
-    return (
-        f"**At what price?** {verdict} Methods that ask many clients seem to lose at equal bytes, "
-        f"`{worst}` most ({loss} points), but their learning rates were tuned for more rounds than "
-        "they can then afford."
-    )
+    losses = []
+    for budget in budgets:
+        behind = answer.beyond_chance(-1, gains=answer.overall_at[budget])
+        if behind:
+            verb = "is" if len(behind) == 1 else "are"
+            losses.append(f"{listed(behind)} {verb} behind at {budget}")
+    if losses:
+        verdict = (
+            f"{verdict[:-1]}, but {' and '.join(losses)}. A handicap there: learning rates were "
+            "tuned for more rounds than a method that asks many clients can then afford."
+        )
+    return f"**At what price?** {verdict}"
 
 
 def losing_at(answer: Answer, budget: str) -> pd.DataFrame:
@@ -123,30 +127,32 @@ def losing_at(answer: Answer, budget: str) -> pd.DataFrame:
 
 
 def _for_whom(answer: Answer) -> str:
-    """Name the best method, and the best one of those that ask clients for nothing."""
-    advice = "" if _is_any_ahead(answer) else "We can recommend none over random selection. "
+    """Say what to do, and name the best method and the best one that asks clients for nothing."""
+    advice = "" if _is_any_ahead(answer) else " We can recommend none over random selection."
+    text = f"Tune the learning rate and its schedule first.{advice}"
     best = answer.rivals[0]
-    if answer.overall.loc[best, "gain"] <= 0:
-        return f"**Which method, for whom?** {advice}No mean gain is above zero."
-    text = (
-        f"The highest mean gain is that of `{best}`, which asks clients for "
-        f"{asked_for(answer.class_of(best))}"
-    )
-    frugal = best_of_classes(answer).get("nothing")
-    if frugal and frugal != best and answer.overall.loc[frugal, "gain"] > 0:
-        gain = points(answer.overall.loc[frugal, "gain"])
-        text += f"; among methods that ask for nothing, it is that of `{frugal}` ({gain})"
-    return f"**Which method, for whom?** {advice}{text}."
+    if answer.overall.loc[best, "gain"] > 0:
+        text += (
+            f" If you want to try one, `{best}` has the highest mean gain, and asks clients for "
+            f"{asked_for(answer.class_of(best))}"
+        )
+        frugal = best_of_classes(answer).get("nothing")
+        if frugal and frugal != best and answer.overall.loc[frugal, "gain"] > 0:
+            gain = mean_gain(answer.overall, frugal)
+            text += f". Among methods that ask for nothing, `{frugal}` has it ({gain})"
+        text += "."
+    return f"**Which method, for whom?** {text}"
 
 
 def _not_shown(answer: Answer) -> str:
     """Say how large a gain had to be, and what has not run."""
     needed = answer.needed(answer.overall).median()
     missing = _missing_populations(answer)
-    without = f" These have not run yet: {', '.join(missing)}." if missing else ""
+    without = f" Not in it yet: {', '.join(missing)}." if missing else ""
     return (
-        "**What is not shown?** That no method gains. The tests are weak: to be beyond chance, a "
-        f"mean gain had to exceed {needed:.1f} points (median over methods).{without}"
+        "**What does this not show?** It does not prove that selection never helps. The tests are "
+        "weak: to be beyond chance, the mean gain of a typical method had to exceed "
+        f"{needed:.1f} points.{without}"
     )
 
 

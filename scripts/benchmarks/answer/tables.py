@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.benchmark.rules import CONTROLS, HORIZONS
+from fedsim.commands.catalogue import Catalogue
 from fedsim.results.labels import REFERENCE
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer import scores
@@ -28,6 +29,18 @@ from scripts.reproduction.cells import markdown
 
 REFERENCES = {"schedule": "*the schedule*", "server": "*the server alone*"}
 """The cells of references that are no selectors."""
+
+
+def methods_table(answer: Answer) -> str:
+    """Show each method's idea and source, as the head of its file has them, in the order of
+    `means_table`."""
+    shipped = Catalogue().group("selector").choices
+    rows = []
+    for method in answer.rivals:
+        choice = shipped.get(method)
+        cells = ["", ""] if choice is None else [choice.idea.rstrip("."), choice.fields["source"]]
+        rows.append([method, *cells])
+    return markdown(["method", "idea", "source"], rows)
 
 
 def means_table(answer: Answer) -> str:

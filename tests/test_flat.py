@@ -166,3 +166,14 @@ def test_a_model_is_checked_with_one_wait(broken: str | None) -> None:
         else:
             require_finite(model, 3)
         assert card.counts.waits.total() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_of_other_types_are_checked(dtype: torch.dtype) -> None:
+    """A sum of large numbers of float16 is infinite in float16."""
+    model = {"a": torch.full((3,), 60_000, dtype=dtype)}
+    require_finite(model, 3)
+    with pytest.raises(DivergedError, match="round 3"):
+        require_finite({"a": model["a"] * torch.inf}, 3)
+    with PretendedCard():
+        require_finite({"a": torch.full((3,), 60_000, dtype=dtype, device="cuda")}, 3)

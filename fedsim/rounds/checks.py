@@ -222,9 +222,11 @@ def require_finite(params: Params, round: int) -> None:
     # On a GPU, one sum over all tensors: it is finite only if all entries are, and the host waits
     # for the GPU once.
     if any(value.is_cuda for value in values):
-        is_finite = math.isfinite(torch.cat([value.flatten() for value in values]).sum().item())
+        entries = torch.cat([value.flatten() for value in values])
+        wide_enough = torch.promote_types(entries.dtype, torch.float32)
+        is_finite = math.isfinite(entries.sum(dtype=wide_enough).item())
     else:
-        is_finite = all(np.isfinite(value.numpy()).all() for value in values)
+        is_finite = all(value.isfinite().all() for value in values)
     if not is_finite:
         raise DivergedError(
             f"round {round}: the aggregated model holds a nan or infinity: "

@@ -39,12 +39,15 @@ def _strength_of_tests(answer: Answer) -> list[str]:
     and from the common baseline."""
     in_mean, in_regimes = answer.needed(answer.overall), answer.needed(answer.intervals)
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
+    num_tests = int(answer.overall["p_holm"].notna().sum())
+    partly = num_tests - len(answer.rivals)
+    in_part = f" ({partly} of them have run in some settings only)" if partly else ""
     texts = [
-        f"Each method has {len(SEEDS)} seeds in a setting, and p-values are corrected for the "
-        f"number of methods. To be beyond chance, a mean gain had to exceed {in_mean.median():.1f} "
-        f"points for the median method ({in_mean.min():.1f} for the one with the steadiest gains, "
-        f"{in_mean.max():.1f} for the one with the least steady). If the median method truly "
-        f"gained {answer.detectable(answer.overall).median():.1f} points, 80 of 100 studies like "
+        f"Each method has {len(SEEDS)} seeds in a setting, and p-values are corrected for "
+        f"{num_tests} methods{in_part}. To be beyond chance, a mean gain had to exceed "
+        f"{in_mean.median():.1f} points for the median method ({in_mean.min():.1f} for the one with "
+        f"the steadiest gains, {in_mean.max():.1f} for the one with the least steady). If the median "
+        f"method truly gained {answer.detectable(answer.overall).median():.1f} points, 80 of 100 studies like "
         "this one would find it.",
         f"In a single regime, a gain had to exceed {in_regimes.median():.1f} points. The largest "
         f"is {points(largest)}.",
@@ -79,11 +82,11 @@ def _caveats_of_best(answer: Answer) -> list[str]:
     best = answer.rivals[0]
     texts = []
     if answer.overall.loc[best, "gain"] > 0:
-        text = (
+        texts.append(
             f"`{best}` is the best of {len(answer.rivals)} estimates, so its "
             f"{points(answer.overall.loc[best, 'gain'])} points are probably too high."
         )
-        texts.append(text + _above_zero(answer, best))
+    texts += _above_zero(answer)
     highest = (answer.overall["gain"] + answer.overall["half"])[answer.rivals].max()
     texts.append(f"No interval of a mean gain goes beyond {points(highest)} points.")
     controls = controls_of(answer)
@@ -98,21 +101,25 @@ def _caveats_of_best(answer: Answer) -> list[str]:
     return texts
 
 
-def _above_zero(answer: Answer, best: str) -> str:
-    """Say where the interval of the best method is above zero, although its mean gain is not beyond
-    chance."""
-    if best in answer.beyond_chance(1, gains=answer.overall):
-        return ""
-    rows = {"in the mean over all regimes": answer.overall.loc[best]}
+def _above_zero(answer: Answer) -> list[str]:
+    """Say which intervals are above zero although no mean gain is beyond chance."""
+    if answer.beyond_chance(1, gains=answer.overall):
+        return []
+    tables = {"in the mean over all regimes": answer.overall}
     for num_rounds in HORIZONS:
-        rows[f"with {num_rounds} rounds"] = answer.overall_after(num_rounds).loc[best]
-    above = [where for where, row in rows.items() if row["gain"] - row["half"] > 0]
-    if not above:
-        return ""
-    return (
-        f" Its interval is above zero {' and '.join(above)}, but an interval does not allow for "
-        "the choice of the best."
-    )
+        tables[f"with {num_rounds} rounds"] = answer.overall_after(num_rounds)
+    parts = []
+    for where, table in tables.items():
+        rows = table.loc[answer.rivals]
+        above = list(rows.index[rows["gain"] - rows["half"] > 0])
+        if above:
+            parts.append(f"{where} of {listed(above)}")
+    if not parts:
+        return []
+    return [
+        f"Some intervals are above zero: {'; '.join(parts)}. They are intervals of single methods, "
+        f"and are not corrected for the number of {len(answer.rivals)}."
+    ]
 
 
 def _luck_of_baseline(answer: Answer, controls: Sequence[str]) -> str:
@@ -135,9 +142,9 @@ def _wrong_rates(answer: Answer) -> str:
     return (
         f"A wrong learning rate costs random selection more than that: {row['too_high']:.0f} "
         f"points on average if it is three times too high (more than {COLLAPSE} in "
-        f"{row['collapses']:.0f} of {row['with_higher']:.0f} pairs of a setting and a schedule), "
-        f"and {row['too_low']:.0f} if it is three times too low. These are trials with "
-        f"{HORIZONS[0]} rounds."
+        f"{row['collapses']:.0f} of the {row['with_higher']:.0f} pairs of a setting and a schedule "
+        f"with trials of a higher rate), and {row['too_low']:.0f} if it is three times too low. "
+        f"These are trials with {HORIZONS[0]} rounds. One that diverged counts as 0 %."
     )
 
 

@@ -17,7 +17,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from fedsim.config.command_line import read_command_line
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.words import parse
-from fedsim.core.errors import ConfigError, Problem
+from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.jobs import cli
 from fedsim.jobs.prepare import compose_words
 from fedsim.rounds.loop import Simulation
@@ -251,6 +251,18 @@ def test_a_search_skips_a_trial_whose_values_are_not_valid_together(
     assert re.search(r"trial (\d): not valid: .*krum", out)
     assert re.search(r"[1-7] of 8 trials to the end, 0 pruned, 0 failed, [1-7] not valid", out)
     assert "trial 8 of 8" in out
+
+
+def test_a_search_skips_a_trial_whose_values_do_not_fit_the_data(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [word for word in FEW if not word.startswith("num_clients")]
+    assert command.run(["num_clients=20,1000", "trials=6", *words]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"not valid: .*needs at least 2000 training samples", out)
+    assert re.search(r"[1-5] of 6 trials to the end, 0 pruned, 0 failed, [1-5] not valid", out)
+    with pytest.raises(DataError, match=r"needs at least 200\d training samples"):
+        command.run(["num_clients=1000,1001", "trials=2", *words])
 
 
 def test_a_search_without_a_valid_trial_ends_with_the_problems() -> None:

@@ -30,7 +30,7 @@ from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since
 from fedsim.config.words import key_of, typed_in, values_of
 from fedsim.core.configs import SEED_KEYS
-from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
+from fedsim.core.errors import ConfigError, DataError, Problem, at_least, check, rule
 from fedsim.core.record import Record, mean_of_last
 from fedsim.core.text import command
 from fedsim.jobs.sweep import Attempts
@@ -289,26 +289,35 @@ def search(
 
     The code is 1 if a trial has failed, otherwise 4 if none has ended with an accuracy, otherwise
     0. `plans_of` returns the plans of a trial from its values, one plan for each seed. A trial
-    whose values are not valid together is not run; if none is valid, raises `ConfigError`.
+    whose values are not valid together, or do not fit the data, is not run. If none is valid,
+    raises `ConfigError` or `DataError`.
     `num_rounds` is the number of rounds of a run. `flags` come before the words of a run, such as
     `--config-dir`.
     """
+    from fedsim.running.assembly import is_prepared  # imports PyTorch, which takes time
+
     sampler = TPESampler(seed=settings.search_seed, n_startup_trials=settings.startup)
     pruner = _pruner(settings, num_rounds)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
     results: list[tuple[dict[str, Any], Result]] = []
     problems: list[Problem] = []
+    undivided: list[DataError] = []
     for number in range(1, settings.trials + 1):
         trial = study.ask(dict(space.axes))
         words = " ".join(f"{key}={value}" for key, value in trial.params.items())
         print_line(f"trial {number} of {settings.trials}: {words}")
+        plans: Sequence[Plan] = ()
         try:
             plans = plans_of(trial.params)
+            result = run_trial(plans, trial)
         except ConfigError as error:
             problems += error.problems
             result = Result("invalid", None, 0, str(error))
-        else:
-            result = run_trial(plans, trial)
+        except DataError as error:  # the data are missing, or cannot be divided as these values say
+            if not is_prepared(plans[0]):
+                raise
+            undivided.append(error)
+            result = Result("invalid", None, 0, str(error))
         results.append((trial.params, result))
         print_line(f"trial {number}: {result}")
         states = {
@@ -318,6 +327,8 @@ def search(
         }
         study.tell(trial, result.accuracy, states.get(result.status, TrialState.PRUNED))
     if all(result.status == "invalid" for _, result in results):
+        if undivided:
+            raise undivided[0]
         raise ConfigError(dict.fromkeys(problems))
     return _close(space, results, flags)
 

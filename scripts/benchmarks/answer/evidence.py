@@ -42,13 +42,14 @@ def _strength_of_tests(answer: Answer) -> list[str]:
     num_tests = int(answer.overall["p_holm"].notna().sum())
     partly = num_tests - len(answer.rivals)
     in_part = f" ({partly} of them have run in some settings only)" if partly else ""
+    found = answer.detectable(answer.overall).median()
     texts = [
         f"Each method has {len(SEEDS)} seeds in a setting, and p-values are corrected for "
-        f"{num_tests} methods{in_part}. To be beyond chance, a mean gain had to exceed "
-        f"{in_mean.median():.1f} points for the median method ({in_mean.min():.1f} for the one with "
-        f"the steadiest gains, {in_mean.max():.1f} for the one with the least steady). If the median "
-        f"method truly gained {answer.detectable(answer.overall).median():.1f} points, 80 of 100 studies like "
-        "this one would find it.",
+        f"{num_tests} methods{in_part}. To be significant, a mean gain had to exceed "
+        f"{in_mean.median():.1f} points for the median method ({in_mean.min():.1f} for the method "
+        f"with the steadiest gains, {in_mean.max():.1f} for that with the least steady). If the "
+        f"median method truly gained {found:.1f} points, 80 of 100 studies like this one would "
+        "find it.",
         f"In a single regime, a gain had to exceed {in_regimes.median():.1f} points. The largest "
         f"is {points(largest)}.",
     ]

@@ -78,7 +78,8 @@ class Progress:
         self._rounds_left[folder] = 0
 
     def remaining_seconds(self) -> float | None:
-        """Return the rounds left times the mean seconds between the ends of the latest rounds.
+        """Return the rounds left times the mean seconds of a round: the time since the end of one
+        of the latest rounds, divided by the rounds that have ended since.
 
         It is None before that can be estimated, and when no rounds are left.
         """
@@ -230,11 +231,11 @@ class Narration:
 
     @property
     def folder(self) -> Path:
-        """The folder that contains all results."""
+        """The closest folder that contains all results: with one job, the parent of its own."""
         parents = {plan.folder.parent for plan in self.plans}
-        if any(map(Path.is_absolute, parents)):  # `commonpath` rejects a mixture
-            parents = set(map(Path.absolute, parents))
-        return Path(os.path.commonpath(parents))
+        common = os.path.commonpath(map(os.path.abspath, parents))
+        is_absolute = any(map(Path.is_absolute, parents))
+        return Path(common if is_absolute else os.path.relpath(common))
 
     def _print_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
         """Print which trackers failed in runs without a tracker on the terminal.

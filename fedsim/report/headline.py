@@ -241,7 +241,9 @@ def show_lead(
     it is beyond chance. Numbers have so many `digits` after the point."""
     if lead is None or lead.num < MIN_SEEDS:
         return f"too few seeds in common to tell ({MIN_SEEDS} are needed)"
-    verdict = "beyond chance" if p_holm < ALPHA and lead.mean > 0 else "not beyond chance"
+    verdict = "not beyond chance"
+    if p_holm < ALPHA:
+        verdict = "beyond chance" if lead.mean > 0 else "behind it beyond chance"
     by_holm = f"p {_equal(p_holm)}, p and interval by Holm, {lead.num} pairs"
     low, high = corrected
     ends = f"[{low:+.{digits}f}, {high:+.{digits}f}]"

@@ -157,7 +157,7 @@ def _compared(group: Mapping[str, Any], other: Mapping[str, Any]) -> list[Any]:
     for seed, measures in group["seeds"].items():
         accuracy = measures["final_accuracy"]
         before = other["seeds"].get(seed, {}).get("final_accuracy")
-        if accuracy and before:
+        if accuracy is not None and before is not None:
             differences[seed] = accuracy - before
     row: list[Any] = [_name(group), len(differences), None, None]
     if differences:

@@ -111,10 +111,10 @@ class Answer:
     def class_of(self, method: str) -> str:
         return self.classes.get(method, "unknown")
 
-    def beyond_chance(
+    def significant(
         self, sign: int, p: str = "p_holm", gains: pd.DataFrame | None = None
     ) -> list[str]:
-        """Return the methods that gain (1) or lose (-1) beyond chance in at least one row.
+        """Return the methods that gain (1) or lose (-1) significantly in at least one row.
 
         `p` is the column of corrected p-values. `gains` are `intervals` if they are not given.
         """
@@ -124,11 +124,11 @@ class Answer:
         return [name for name in self.rivals if name in names]
 
     def needed(self, gains: pd.DataFrame) -> pd.Series:
-        """Return the gains that lie just beyond chance, for each tested row of `gains`.
+        """Return the gains that are just significant, for each tested row of `gains`.
 
-        `gains` are `intervals`, `overall` or those from the common baseline. A gain is beyond
-        chance if it exceeds its standard error times Student's quantile at Holm's first level, 0.05
-        divided by the number of tests. The rows are those of the methods that have run in all
+        `gains` are `intervals`, `overall` or those from the common baseline. A gain is
+        significant if it exceeds its standard error times Student's quantile at Holm's first level,
+        0.05 divided by the number of tests. The rows are those of the methods that have run in all
         settings.
         """
         tests, level = _tests_of_all_settings(gains)

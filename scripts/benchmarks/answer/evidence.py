@@ -4,20 +4,18 @@ from collections.abc import Sequence
 
 from fedsim.benchmark.rules import CONTROLS, HORIZONS, SEEDS
 from fedsim.results.labels import REFERENCE
-from scripts.benchmarks.answer.answer import Answer, best_of_classes
+from scripts.benchmarks.answer.answer import Answer
 from scripts.benchmarks.answer.scores import FIRST_BLOCK, REGIME
-from scripts.benchmarks.answer.sentences import is_any_beyond, losing_at
+from scripts.benchmarks.answer.sentences import is_any_significant
 from scripts.benchmarks.answer.tuning import COLLAPSE
 from scripts.benchmarks.answer.wording import (
     DATA,
     DRAWS,
     MODELS,
     ahead_and_behind,
-    asked_for,
     bullets,
     controls_of,
     listed,
-    mean_gain,
     points,
 )
 
@@ -27,15 +25,13 @@ def evidence(answer: Answer) -> str:
     sections = {
         "How strong are the tests?": _strength_of_tests(answer),
         "How much of the highest gain is chance?": _caveats_of_best(answer),
-        "What remains at equal cost?": _at_equal_cost(answer),
-        "Which method is best for its price?": _best_by_request(answer),
         "Where do the results apply?": _population(answer),
     }
     return "\n\n".join(f"**{title}**\n\n{bullets(texts)}" for title, texts in sections.items())
 
 
 def _strength_of_tests(answer: Answer) -> list[str]:
-    """Say how large a gain had to be to be beyond chance: in the mean over regimes, in one regime,
+    """Say how large a gain had to be to be significant: in the mean over regimes, in one regime,
     and from the common baseline."""
     in_mean, in_regimes = answer.needed(answer.overall), answer.needed(answer.intervals)
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
@@ -63,11 +59,11 @@ def _with_common_baseline(answer: Answer) -> str:
     """Say how large a gain has to be if it is measured from the common baseline, and whether any
     is."""
     tests = answer.common_baseline_tests
-    beyond = [*answer.beyond_chance(1, gains=tests), *answer.beyond_chance(-1, gains=tests)]
-    if beyond or is_any_beyond(answer):
+    names = [*answer.significant(1, gains=tests), *answer.significant(-1, gains=tests)]
+    if names or is_any_significant(answer):
         verdict = f"Then {ahead_and_behind(answer, 'p_holm', tests)}"
     else:
-        verdict = "Still no method is beyond chance"
+        verdict = "Still no method is significant"
     in_mean = answer.needed(answer.common_baseline_overall).median()
     in_regimes = answer.needed(answer.common_baseline_intervals).median()
     return (
@@ -89,7 +85,7 @@ def _caveats_of_best(answer: Answer) -> list[str]:
         )
     texts += _above_zero(answer)
     highest = (answer.overall["gain"] + answer.overall["half"])[answer.rivals].max()
-    texts.append(f"No interval of a mean gain goes beyond {points(highest)} points.")
+    texts.append(f"No interval at equal rounds goes beyond {points(highest)} points.")
     controls = controls_of(answer)
     if controls:
         gains = [points(answer.overall.loc[name, "gain"]) for name in controls]
@@ -103,8 +99,8 @@ def _caveats_of_best(answer: Answer) -> list[str]:
 
 
 def _above_zero(answer: Answer) -> list[str]:
-    """Say which intervals are above zero although no mean gain is beyond chance."""
-    if answer.beyond_chance(1, gains=answer.overall):
+    """Say which intervals are above zero although no mean gain is significant."""
+    if answer.significant(1, gains=answer.overall):
         return []
     tables = {"in the mean over all regimes": answer.overall}
     for num_rounds in HORIZONS:
@@ -118,8 +114,8 @@ def _above_zero(answer: Answer) -> list[str]:
     if not parts:
         return []
     return [
-        f"Some intervals are above zero: {'; '.join(parts)}. They are intervals of single methods, "
-        f"and are not corrected for the number of {len(answer.rivals)}."
+        f"Some intervals at equal rounds are above zero: {'; '.join(parts)}. They are intervals of "
+        f"single methods, and are not corrected for the number of {len(answer.rivals)}."
     ]
 
 
@@ -141,56 +137,12 @@ def _wrong_rates(answer: Answer) -> str:
     """Say what a wrong learning rate costs random selection."""
     row = answer.tuning.loc[REFERENCE]
     return (
-        f"A wrong learning rate costs random selection more than that: {row['too_high']:.0f} "
-        f"points on average if it is three times too high (more than {COLLAPSE} in "
-        f"{row['collapses']:.0f} of the {row['with_higher']:.0f} pairs of a setting and a schedule "
-        f"with trials of a higher rate), and {row['too_low']:.0f} if it is three times too low. "
-        f"These are trials with {HORIZONS[0]} rounds. One that diverged counts as 0 %."
+        f"A wrong learning rate costs random selection {row['too_high']:.0f} points on average if "
+        f"it is three times too high, and {row['too_low']:.0f} if it is three times too low. The "
+        f"former costs more than {COLLAPSE} points in {row['collapses']:.0f} of the "
+        f"{row['with_higher']:.0f} pairs of a setting and a schedule in which a higher rate was "
+        f"tried. These are trials with {HORIZONS[0]} rounds. One that diverged counts as 0 %."
     )
-
-
-def _at_equal_cost(answer: Answer) -> list[str]:
-    """Say what the best method gains at equal cost, and which methods' intervals lie below zero."""
-    best = answer.rivals[0]
-    texts = []
-    for budget in ("equal time", "equal bytes"):
-        means = answer.overall_at[budget].loc[answer.rivals]
-        highest = means["gain"].idxmax()
-        text = f"At {budget}, `{best}` has a mean gain of {mean_gain(means, best)} points"
-        if highest == best:
-            text += ", the highest."
-        else:
-            text += f", and `{highest}` the highest ({mean_gain(means, highest)})."
-        losing = losing_at(answer, budget)
-        if len(losing):
-            names = [f"`{name}` {points(row['gain'])}" for name, row in losing.iterrows()]
-            beyond = answer.beyond_chance(-1, gains=answer.overall_at[budget])
-            text += (
-                f" Intervals below zero: {', '.join(names)}. Of these, behind beyond chance: "
-                f"{listed(beyond) or 'none'}."
-            )
-        texts.append(text)
-    texts.append(
-        "Rates and schedules were tuned for the whole number of rounds. A method that stops early "
-        "never reaches the end of its schedule, and may lose less if it is tuned for the rounds "
-        "that it can afford."
-    )
-    return texts
-
-
-def _best_by_request(answer: Answer) -> list[str]:
-    """Name the best method of each group that asks clients for the same, if its mean gain is above
-    zero."""
-    parts = []
-    for kind, method in best_of_classes(answer).items():
-        if answer.overall.loc[method, "gain"] <= 0:
-            continue
-        gain = mean_gain(answer.overall, method)
-        parts.append(f"`{method}` {gain} (asks for {asked_for(kind)})")
-    return [
-        "The highest mean gains among methods that ask clients for the same, if above zero: "
-        f"{'; '.join(parts) or 'none'}."
-    ]
 
 
 def _population(answer: Answer) -> list[str]:

@@ -29,7 +29,7 @@ CURVE_ENDS: Ends = (-8, 6)
 def overview(answer: Answer) -> Figure:
     """Draw each method's mean gain over regimes with its interval: a panel for each budget.
 
-    The mark is filled if the mean gain is beyond chance.
+    The mark is filled if the mean gain is significant.
     """
     panels: dict[str, pd.DataFrame] = {}
     for budget, rows in answer.overall_at.items():
@@ -43,7 +43,7 @@ def overview(answer: Answer) -> Figure:
 def by_regime(answer: Answer) -> Figure:
     """Draw each method's gain with its interval: a panel for each regime.
 
-    The mark is filled if the gain is beyond chance.
+    The mark is filled if the gain is significant.
     """
     all_rows = pd.concat([answer.intervals, answer.references])
     panels = {}

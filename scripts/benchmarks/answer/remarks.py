@@ -80,7 +80,7 @@ def baseline(answer: Answer) -> str:
     verdict = ahead_and_behind(answer, "p_holm", answer.common_baseline_tests)
     return (
         f"Half the interval of a mean gain is then {rivals['half'].median():.2f} in place of "
-        f"{halves:.2f} points (medians over methods). To be beyond chance, a mean gain has to be "
+        f"{halves:.2f} points (medians over methods). To be significant, a mean gain has to be "
         f"about {median_and_range(answer.needed(overall))}, and a gain in one regime "
         f"{answer.needed(in_regimes).median():.1f}. In regimes and in the mean, {verdict}. The "
         f"highest mean gain is {mean_gain(overall, best)} (`{best}`)."

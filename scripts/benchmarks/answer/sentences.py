@@ -1,7 +1,5 @@
 """The five short answers that open docs/benchmark.md, from an `Answer`."""
 
-import pandas as pd
-
 from fedsim.benchmark.rules import HORIZONS
 from fedsim.results.statistics import ALPHA
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
@@ -36,36 +34,35 @@ def sentences(answer: Answer) -> str:
 
 
 def _whether(answer: Answer) -> str:
-    """Say how many methods gain or lose beyond chance at equal rounds."""
+    """Say how many methods gain or lose significantly at equal rounds."""
     num, num_all = len(answer.settings), len(FIRST_BLOCK)
-    verdict = "In some cases." if _is_any_ahead(answer) else "We have found no benefit"
+    verdict = "In some cases." if _is_any_ahead(answer) else "We have found no benefit."
     if num < num_all:
-        verdict = f"{verdict.rstrip('.')} so far ({num} of {num_all} settings)."
-    title = f"**Does selection pay?** {verdict}"
-    better, worse = (answer.beyond_chance(sign, gains=answer.overall) for sign in (1, -1))
+        verdict = f"{verdict[:-1]} so far ({num} of {num_all} settings)."
     tests = ahead_and_behind(answer, "p_holm")
-    if is_any_beyond(answer):
+    if is_any_significant(answer):
+        better, worse = (answer.significant(sign, gains=answer.overall) for sign in (1, -1))
         of_means = f"{count_of(better, len(answer.rivals))} ahead, and {len(worse)} behind"
         tests = f"{tests} in a regime. In the mean over regimes, {of_means}"
     _, friedman = answer.ranks
     is_different = friedman.loc["friedman"] < ALPHA
     others = " [Methods do differ from each other](benchmark_details.md#ranks)."
     return (
-        f"{title} At equal rounds, with a learning rate tuned for each method, {tests}."
-        f"{others if is_different.mean() > 0.5 else ''}"
+        f"**Does selection pay?** {verdict} At equal rounds, with a learning rate tuned for each "
+        f"method, {tests}.{others if is_different.mean() > 0.5 else ''}"
     )
 
 
 def _is_any_ahead(answer: Answer) -> bool:
-    """Return whether a method gains beyond chance, in a regime or in the mean."""
-    return bool(answer.beyond_chance(1) or answer.beyond_chance(1, gains=answer.overall))
+    """Return whether a method gains significantly, in a regime or in the mean."""
+    return bool(answer.significant(1) or answer.significant(1, gains=answer.overall))
 
 
-def is_any_beyond(answer: Answer) -> bool:
-    """Return whether a method gains or loses beyond chance, in a regime or in the mean."""
+def is_any_significant(answer: Answer) -> bool:
+    """Return whether a method gains or loses significantly, in a regime or in the mean."""
     signs = (1, -1)
-    in_means = any(answer.beyond_chance(sign, gains=answer.overall) for sign in signs)
-    return in_means or any(answer.beyond_chance(sign) for sign in signs)
+    in_means = any(answer.significant(sign, gains=answer.overall) for sign in signs)
+    return in_means or any(answer.significant(sign) for sign in signs)
 
 
 def _how_much(answer: Answer) -> str:
@@ -98,32 +95,26 @@ def _with_one_shard(answer: Answer) -> str:
 
 
 def _at_what_price(answer: Answer) -> str:
-    """Say who gains and who loses at equal time and at equal bytes."""
+    """Say who gains and who loses significantly at equal time and at equal bytes."""
     budgets = ("equal time", "equal bytes")
-    ahead = {name: answer.beyond_chance(1, gains=answer.overall_at[name]) for name in budgets}
+    ahead = {name: answer.significant(1, gains=answer.overall_at[name]) for name in budgets}
     if any(ahead.values()):
         parts = [f"{count_of(ahead[name], len(answer.rivals))} ahead at {name}" for name in budgets]
-        verdict = f"Beyond chance, {' and '.join(parts)}."
+        verdict = f"Significantly, {' and '.join(parts)}."
     else:
-        verdict = "At equal simulated time and at equal bytes no method is ahead beyond chance."
+        verdict = "At equal simulated time and at equal bytes no method is significantly ahead."
     losses = []
     for budget in budgets:
-        behind = answer.beyond_chance(-1, gains=answer.overall_at[budget])
+        behind = answer.significant(-1, gains=answer.overall_at[budget])
         if behind:
             verb = "is" if len(behind) == 1 else "are"
             losses.append(f"{listed(behind)} {verb} behind at {budget}")
     if losses:
         verdict = (
-            f"{verdict[:-1]}, but {' and '.join(losses)}. A handicap there: learning rates were "
-            "tuned for more rounds than a method that asks many clients can then afford."
+            f"{verdict[:-1]}, but {' and '.join(losses)}. A method that spends more in each round "
+            "has fewer rounds there, for which its learning rate was not tuned."
         )
     return f"**At what price?** {verdict}"
-
-
-def losing_at(answer: Answer, budget: str) -> pd.DataFrame:
-    """Return the mean gains at a budget whose interval is below zero, the lowest first."""
-    rows = answer.overall_at[budget].loc[answer.rivals].sort_values("gain")
-    return rows[rows["gain"] + rows["half"] < 0]
 
 
 def _for_whom(answer: Answer) -> str:
@@ -145,14 +136,14 @@ def _for_whom(answer: Answer) -> str:
 
 
 def _not_shown(answer: Answer) -> str:
-    """Say how large a gain had to be, and what has not run."""
-    needed = answer.needed(answer.overall).median()
+    """Say how large a gain would be found, and what has not run."""
+    found = answer.detectable(answer.overall).median()
     missing = _missing_populations(answer)
     without = f" Not in it yet: {', '.join(missing)}." if missing else ""
     return (
         "**What does this not show?** It does not prove that selection never helps. The tests are "
-        "weak: to be beyond chance, the mean gain of a typical method had to exceed "
-        f"{needed:.1f} points.{without}"
+        f"weak: a method with a mean gain of {found:.1f} points would be found in 80 of 100 such "
+        f"studies (median over methods).{without}"
     )
 
 

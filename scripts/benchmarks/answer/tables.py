@@ -81,7 +81,8 @@ def gains_table(answer: Answer) -> str:
 
 
 def _classes_in_words(answer: Answer) -> str:
-    """Say which methods are beyond chance if those that ask for the same are compared alone."""
+    """Say which methods gain or lose significantly if only methods that ask for the same are
+    compared."""
     return (
         f"After correction over all methods and regimes, {ahead_and_behind(answer, 'p_holm')}. If "
         "the correction is only over methods that ask for the same, "
@@ -195,16 +196,18 @@ def tuning_table(answer: Answer) -> str:
 
 
 def settings_table(answer: Answer) -> str:
-    """Show each setting that has run, and random selection's final accuracy there."""
-    means = answer.finals.xs(REFERENCE, level="method").groupby(["setting", *scores.REGIME]).mean()
+    """Show each setting that has run, and random selection's final accuracy there: the lowest and
+    the highest of all regimes."""
+    finals = answer.finals.xs(REFERENCE, level="method")
+    by_regime = finals.groupby(["setting", *scores.REGIME]).mean()
     rows = []
     for setting in answer.settings:
         draw = DRAWS[setting]
         model = MODELS.get(draw.stratum, "MLP")
         clients = [SKEWS[draw.skew], str(draw.num_clients), str(draw.cohort_size)]
-        accuracies = [f"{means[setting, *regime]:.1f}" for regime in REGIMES]
-        rows.append([setting, model, *clients, *accuracies])
-    return markdown(["setting", "model", "division", "N", "K", *HEADER], rows)
+        accuracies = by_regime[setting]
+        rows.append([setting, model, *clients, f"{accuracies.min():.1f} to {accuracies.max():.1f}"])
+    return markdown(["setting", "model", "partition", "N", "K", "random selection, %"], rows)
 
 
 def by_setting_table(answer: Answer) -> str:
@@ -217,7 +220,7 @@ def by_setting_table(answer: Answer) -> str:
         draw = DRAWS[setting]
         cells = [points(means.loc[setting, method]) for method in methods]
         rows.append([setting, SKEWS[draw.skew], *cells])
-    return markdown(["setting", "division", *map(name_of, methods)], rows)
+    return markdown(["setting", "partition", *map(name_of, methods)], rows)
 
 
 def one_shard_table(answer: Answer) -> str:

@@ -47,7 +47,7 @@ def share(value: float) -> str:
 
 
 def gain(row: pd.Series) -> str:
-    """Return a gain with half its interval, bold if it is beyond chance."""
+    """Return a gain with half its interval, bold if it is significant."""
     text = points(row["gain"])
     if not np.isnan(row["half"]):
         text += f" ± {row['half']:.2f}"
@@ -65,21 +65,21 @@ def name_of(method: str) -> str:
 
 
 def ahead_and_behind(answer: Answer, p: str, gains: pd.DataFrame | None = None) -> str:
-    """Say how many methods are ahead of random selection beyond chance, and how many behind it, by
-    the p-values in the column `p` of `gains` (`Answer.beyond_chance`)."""
-    better, worse = (answer.beyond_chance(sign, p, gains) for sign in (1, -1))
+    """Say how many methods are significantly ahead of random selection, and how many behind it, by
+    the p-values in the column `p` of `gains` (`Answer.significant`)."""
+    better, worse = (answer.significant(sign, p, gains) for sign in (1, -1))
     num_all = len(answer.rivals)
     if not better and not worse:
         return none_beyond(answer)
     return (
-        f"{count_of(better, num_all)} ahead of random selection beyond chance, and "
+        f"{count_of(better, num_all)} significantly ahead of random selection, and "
         f"{count_of(worse, num_all)} behind it"
     )
 
 
 def none_beyond(answer: Answer) -> str:
     none = count_of([], len(answer.rivals))
-    return f"{none} ahead of random selection or behind it beyond chance"
+    return f"{none} significantly ahead of random selection or behind it"
 
 
 def count_of(names: Sequence[str], num_all: int) -> str:

@@ -82,7 +82,8 @@ def _forest(answer: Answer, panels: Mapping[str, pd.DataFrame], label: str, ends
         axes.spines["left"].set_visible(False)
     first = all_axes[0]
     first.set(xlim=ends, ylim=(-len(labels) + 0.3, 0.7))
-    first.set_xticks([-3, 0, 3], ["-3", "0", "+3"])
+    ticks = [tick for tick in (-6, -3, 0, 3, 6) if ends[0] < tick < ends[1]]
+    first.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
     first.set_yticks([-number for number in range(len(labels))], labels)
     for text in first.get_yticklabels():
         if text.get_text() in groups:
@@ -92,12 +93,12 @@ def _forest(answer: Answer, panels: Mapping[str, pd.DataFrame], label: str, ends
 
 
 def _groups(answer: Answer) -> dict[str, list[str]]:
-    """Return what methods ask for, with the methods that ask for it, the best one first. Controls
-    and references follow."""
+    """Return the methods under what they ask for, the best one first. Controls and references
+    follow."""
     groups: dict[str, list[str]] = {}
     for name in answer.methods:
         if name not in (*CONTROLS, *NO_METHODS):
-            groups.setdefault(answer.class_of(name), []).append(name)
+            groups.setdefault(f"asks for {answer.class_of(name)}", []).append(name)
     groups["random selection again"] = [name for name in CONTROLS if name in answer.methods]
     selectors = [name for name in NO_METHODS if name in answer.methods]
     groups["references"] = [*selectors, *answer.overall_references.index]
@@ -128,6 +129,10 @@ def _draw_gain(axes: Axes, height: float, row: pd.Series, colour: str, ends: End
         markerfacecolor=colour if is_beyond else "white",
         elinewidth=0.9,
     )
+    if gain - half < low:  # the interval is cut
+        axes.plot(low, height, "<", color=colour, markersize=2.5, clip_on=False)
+    if gain + half > high:
+        axes.plot(high, height, ">", color=colour, markersize=2.5, clip_on=False)
 
 
 def curves(answer: Answer) -> Figure:

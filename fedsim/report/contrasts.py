@@ -12,7 +12,7 @@ The tables, the headline and the figures of a report call this module with all o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -114,11 +114,16 @@ def to_references(runs: pd.DataFrame) -> list[Contrast]:
             if reference != method:
                 lead = lead_over(lines[method], lines[reference])
                 contrasts.append(Contrast(setting, method, reference, lead))
-    corrected = corrected_alike([contrast.difference for contrast in contrasts])
-    return [
-        contrast._replace(p_holm=p, corrected=interval)
-        for contrast, (p, interval) in zip(contrasts, corrected, strict=True)
-    ]
+    return corrected_by_holm(contrasts)
+
+
+def corrected_by_holm(contrasts: Sequence[Contrast]) -> list[Contrast]:
+    """Return the contrasts with `p_holm` and `corrected`, by Holm's method over all of them."""
+    corrections = corrected_alike([contrast.difference for contrast in contrasts])
+    corrected = []
+    for contrast, (p, interval) in zip(contrasts, corrections, strict=True):
+        corrected.append(contrast._replace(p_holm=p, corrected=interval))
+    return corrected
 
 
 def preferences(runs: pd.DataFrame) -> list[Preference]:

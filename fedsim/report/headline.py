@@ -14,8 +14,11 @@ import pandas as pd
 
 from fedsim.core.record import short_run_warning
 from fedsim.report.contrasts import (
+    Contrast,
+    Lines,
     Preference,
     by_accuracy,
+    corrected_by_holm,
     lead_over,
     mean_accuracy,
     preferences,
@@ -32,7 +35,6 @@ from fedsim.results.statistics import (
     ALPHA,
     MIN_SEEDS,
     Difference,
-    corrected_alike,
     paired,
     pooled,
 )
@@ -145,67 +147,89 @@ def codes(runs: pd.DataFrame) -> list[str]:
 def best(runs: pd.DataFrame) -> list[str]:
     """Return a sentence for each setting that has finished runs of at least two methods.
 
-    The best method has the highest mean final accuracy. Runs that end at a target are
+    It is about the method of highest mean final accuracy (clairvoyant selection does not count),
+    and its leads over the next method and over its reference. Runs that end at a target are
     compared by `fedsim.report.targets`.
     """
     comparable = without_target(runs)
-    ranked = []
+    lines_of: dict[str, Lines] = {}
+    leads = []
     for setting, rows in by_setting(comparable).items():
         lines = by(rows, "method")
         methods = [name for name in by_accuracy(lines) if selector_of(lines[name]) != CEILING]
         if len(methods) > 1:
-            ranked.append((setting, lines, methods))
-    leads = [lead_over(lines[names[0]], lines[names[1]]) for _, lines, names in ranked]
-    corrected = corrected_alike(leads)
-    contrasts = {
-        (contrast.setting, contrast.method): contrast for contrast in to_references(comparable)
-    }
+            first, second = methods[:2]
+            lead = lead_over(lines[first], lines[second])
+            leads.append(Contrast(setting, first, second, lead))
+            lines_of[setting] = lines
+    over_references = {}
+    for contrast in to_references(comparable):
+        over_references[contrast.setting, contrast.method] = contrast
     sentences = []
-    for (setting, lines, (first, second, *_)), lead, alike in zip(
-        ranked, leads, corrected, strict=True
-    ):
-        verdicts = {second: show_lead(lead, *alike)}
-        cost = ""
-        if contrast := contrasts.get((setting, first)):
-            reference = contrast.reference
-            verdicts[reference] = show_lead(
-                contrast.difference, contrast.p_holm, contrast.corrected
-            )
-            cost = cost_of_lead(
-                finished_rows(lines[first]), finished_rows(lines[reference]), reference
-            )
-        shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
-        mean = mean_accuracy(lines[first])
-        sentence = f"{setting}: best is {first}, {mean:.4f}{cost}; its lead {shown}"
-        sentences.append(sentence.removeprefix(": "))
+    for over_next in corrected_by_holm(leads):
+        over_reference = over_references.get((over_next.setting, over_next.method))
+        sentences.append(_on_the_best(lines_of[over_next.setting], over_next, over_reference))
     return sentences
 
 
-def cost_of_lead(rows: pd.DataFrame, reference: pd.DataFrame, name: str) -> str:
-    """Return what a method spends as multiples of its reference (`name`), and whether it is ahead
-    of it at equal bytes. Empty if both spend the same, or did not record it."""
-    multiples = [mean_cost(rows, names) / mean_cost(reference, names) for names in (UPLOADS, BYTES)]
+def _on_the_best(lines: Lines, over_next: Contrast, over_reference: Contrast | None) -> str:
+    """Return a sentence on the best method of a setting, from its leads.
+
+    If the next method is the reference, the lead over it is that of the table `pairs`.
+    """
+    method = over_next.method
+    verdicts = {over_next.reference: verdict_on(over_next)}
+    cost = ""
+    if over_reference is not None:
+        reference = over_reference.reference
+        verdicts[reference] = verdict_on(over_reference)
+        cost = cost_of_lead(
+            finished_rows(lines[method]), finished_rows(lines[reference]), reference
+        )
+    shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
+    place = f"{over_next.setting}: " if over_next.setting else ""
+    return f"{place}best is {method}, {mean_accuracy(lines[method]):.4f}{cost}; its lead {shown}"
+
+
+def cost_of_lead(method_rows: pd.DataFrame, reference_rows: pd.DataFrame, reference: str) -> str:
+    """Return what a method spends as multiples of its `reference`, and whether it is ahead of it at
+    equal bytes: at those of the cheapest run of both.
+
+    Empty if both spend the same (rounded to 0.1), or did not record it.
+    """
+    multiples = []
+    for measures in (UPLOADS, BYTES):
+        multiples.append(mean_cost(method_rows, measures) / mean_cost(reference_rows, measures))
     clients, sent = (f"{multiple:.1f}" for multiple in multiples)
     if math.isnan(sum(multiples)) or clients == sent == "1.0":
         return ""
-    budget = min(total_cost(run, BYTES) for run in [*rows["run"], *reference["run"]])
+    whose = f"{reference}'s" if multiples[1] >= 1 else "its own"
+    verdict = _at_equal_bytes(method_rows, reference_rows, reference)
+    return (
+        f", with {clients} times the clients and {sent} times the bytes of {reference}; "
+        f"at {whose} bytes {verdict}"
+    )
 
-    def at_budget(run: Run) -> float:
-        return cut(run, budget, BYTES)[0]
 
-    lead = pooled([paired(rows["run"].map(at_budget), reference["run"].map(at_budget))])
+def _at_equal_bytes(method_rows: pd.DataFrame, reference_rows: pd.DataFrame, reference: str) -> str:
+    """Return whether a method is ahead of its `reference` at the bytes of the cheapest run of
+    both, with the difference. Not corrected for the number of settings."""
+    all_runs = [*method_rows["run"], *reference_rows["run"]]
+    budget = min(total_cost(run, BYTES) for run in all_runs)
+
+    def accuracy_at_budget(run: Run) -> float:
+        accuracy, _ = cut(run, budget, BYTES)
+        return accuracy
+
+    at_budget = [rows["run"].map(accuracy_at_budget) for rows in (method_rows, reference_rows)]
+    lead = pooled([paired(*at_budget)])
     if lead is None or lead.num < MIN_SEEDS:
         verdict = "there are too few seeds to tell"
     elif lead.p_value >= ALPHA:
-        verdict = f"it is not told apart from {name}"
+        verdict = f"it is not told apart from {reference}"
     else:
         verdict = "it is ahead" if lead.mean > 0 else "it is behind"
-    shown = "" if lead is None else f" ({show_result(lead)})"
-    whose = f"{name}'s" if multiples[1] >= 1 else "its own"
-    return (
-        f", with {clients} times the clients and {sent} times the bytes of {name}; "
-        f"at {whose} bytes {verdict}{shown}"
-    )
+    return verdict if lead is None else f"{verdict} ({show_result(lead)})"
 
 
 def imperfect_chosen(runs: pd.DataFrame) -> list[str]:
@@ -232,6 +256,11 @@ def imperfect_chosen(runs: pd.DataFrame) -> list[str]:
 def _sort_by_p(preference: Preference) -> tuple[bool, float]:
     """Return a sort key that puts unknown p-values last."""
     return math.isnan(preference.p_holm), preference.p_holm
+
+
+def verdict_on(contrast: Contrast) -> str:
+    """Return the difference of a contrast with its verdict (`show_lead`)."""
+    return show_lead(contrast.difference, contrast.p_holm, contrast.corrected)
 
 
 def show_lead(

@@ -359,7 +359,7 @@ def test_jobs_that_are_done_fail_or_are_refused_are_told_alike(
     assert run(words) == 3
     told = capfd.readouterr()
     assert statuses(lab) == {"done": 2}
-    assert "1 have ended before" in told.out
+    assert "1 has ended before" in told.out
 
 
 WAYS = [

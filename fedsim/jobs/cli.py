@@ -75,7 +75,7 @@ def run_jobs(
             launcher.run(attempts, batch)
 
     screen.begin(cost_of(jobs))
-    with STOP.working(), overwriting.noted(), screen.broken_off():
+    with STOP.working(), overwriting.noted(), screen.with_resume_hint():
         for batch in batches(plans, attempts):
             run_batch(batch)
             attempts.run_held(run_batch)

@@ -6,6 +6,7 @@ calls it before and after each job, and tells a `Progress` of every round. A tra
 print, too (`ConsoleTracker`): then the narration leaves these lines to it.
 """
 
+import itertools
 import os
 import time
 from collections import Counter, deque
@@ -99,7 +100,7 @@ class Narration:
 
     `overrides` has the overrides of each job, and `argv` the words of the command line. A label is
     an override as key and value. Lines on a job name those of its labels in which jobs differ, by
-    their short names.
+    their short names, such as `lr=0.1 seed=2`.
     """
 
     def __init__(
@@ -116,8 +117,7 @@ class Narration:
         pairs = zip(plans, overrides, strict=True)
         self._labels = {plan.folder: labels_of(words) for plan, words in pairs}
         self._names = short_names(differing_keys(list(self._labels.values())))
-        keys = [word.lstrip("+~") for words in overrides for word in words]
-        self._names_trackers = any(key.startswith(("tracker=", "tracker.")) for key in keys)
+        self._sets_trackers = any(map(_sets_tracker, itertools.chain.from_iterable(overrides)))
         self._command = command("fedsim", *argv)
         self._is_sweep = len(plans) > 1
         self._ended_before: set[Path] = set()  # folders of jobs that had ended at the start
@@ -133,13 +133,14 @@ class Narration:
             if outcome.final and not plan.settings.overwrite:
                 self._ended_before.add(plan.folder)
                 self.progress.job_ended(plan.folder)
-                if self._names_trackers:
+                if self._sets_trackers:
                     new_trackers.update(_new_trackers(plan))
         if self._is_sweep:
             line = f"{len(self.plans)} jobs, results in {self.folder}"
-            others = len(self._ended_before - self._overwriting.replaced)
-            if others:
-                line += f"; {others} have ended before (overwrite=true runs them again)"
+            num_ended = len(self._ended_before - self._overwriting.replaced)
+            if num_ended:
+                verb, them = ("has", "it") if num_ended == 1 else ("have", "them")
+                line += f"; {num_ended} {verb} ended before (overwrite=true runs {them} again)"
             if len(self._labels) < len(self.plans):
                 line += f"; different runs among them: {len(self._labels)}"
             print_line(line)
@@ -157,7 +158,7 @@ class Narration:
             print_line(self._overwriting.notice)
 
     def job_begins(self, plan: Plan) -> None:
-        """Print what a job is, unless its trackers do, or that its data are loaded."""
+        """Print what a job is if no tracker does, or that its data are being loaded."""
         if plan.folder in self._ended_before:
             return
         from fedsim.running.assembly import is_prepared  # imports PyTorch, which takes time
@@ -216,7 +217,7 @@ class Narration:
             print_line(f"next: {command('fedsim', 'report', str(self.folder))}")
 
     @contextmanager
-    def broken_off(self) -> Iterator[None]:
+    def with_resume_hint(self) -> Iterator[None]:
         """Run jobs within this context. If a signal ends it, print how to resume the command."""
         try:
             yield
@@ -256,7 +257,7 @@ class Narration:
         """Print what the user can do about jobs that are not done."""
         num_left = 0
         tracebacks = []
-        is_saved_code = False
+        has_checkpoint_of_user_code = False
         for plan, outcome in zip(self.plans, outcomes, strict=True):
             if outcome.final:
                 continue
@@ -266,7 +267,9 @@ class Narration:
             if (place / ERROR).is_file():
                 job = f"traceback of {self._name_of(plan)}" if self._is_sweep else "its traceback"
                 tracebacks.append(f"{job}: {place / ERROR}")
-            is_saved_code |= (place / NEWEST).is_file() and user_code(plan.config) is not None
+            has_checkpoint_of_user_code |= (place / NEWEST).is_file() and user_code(
+                plan.config
+            ) is not None
         for line in tracebacks[:MAX_NAMED]:
             print_line(line)
         if num_left:
@@ -274,8 +277,12 @@ class Narration:
             if num_left == 1:
                 jobs = "the one that is not done" if self._is_sweep else "it"
             print_line(f"the same command resumes {jobs}: {self._command}")
-        if is_saved_code:  # a checkpoint of other code is rejected
+        if has_checkpoint_of_user_code:  # a checkpoint of other code is rejected
             print_line("after a change of your code, add checkpoint.other_code=true")
+
+
+def _sets_tracker(override: str) -> bool:
+    return override.lstrip("+~").startswith(("tracker=", "tracker."))
 
 
 def _results(outcome: Outcome) -> list[str]:

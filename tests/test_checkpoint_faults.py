@@ -378,11 +378,16 @@ class Mine(Selector):
 
     def __post_init__(self):
         self.memory, self.turn, self.unchanged, self.other = 0, 0, [1], None
+        self.rng = np.random.default_rng(0)
+        self.of_the_start = 1
 
     def select(self, round, clients, rng):
         self.memory += 1
         self.turn += self.step
-        self.other = clients
+        self.rng.random()
+        if self.step:
+            self.other = clients
+            vars(self).pop("of_the_start", None)
         ids = (np.arange(self.cohort_size(clients)) + self.turn) % len(clients.available)
         return Selection(np.sort(ids))
 """
@@ -392,14 +397,16 @@ class Mine(Selector):
 def test_an_attribute_that_changes_and_is_not_saved_is_named(
     step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`other` changes, too, but is of a type that no checkpoint could hold."""
+    """`rng` changes, too, but is of a type that no checkpoint could hold. `other` becomes so, and
+    `of_the_start` is deleted."""
     monkeypatch.syspath_prepend(str(Path.cwd()))
     Path("my_lab.py").write_text(LAB)
     words = ["selector=round_robin", "selector._target_=my_lab.Mine", f"+selector.step={step}"]
     assert run([*WORDS[:-1], *words]) == 0
     summary = read_summary(folder_in("outputs")) or {}
-    assert summary.get("unsaved_attributes", []) == ["my_lab.Mine.turn"][:step]
-    note = "my_lab.Mine.turn: changed during the run and not in `state`"
+    names = [f"my_lab.Mine.{name}" for name in ("of_the_start", "other", "turn") if step]
+    assert summary.get("unsaved_attributes", []) == names
+    note = f"{', '.join(names)}: changed during the run and not in `state`"
     assert capsys.readouterr().err.count(note) == step
 
 

@@ -106,7 +106,7 @@ class Checkpoints:
             "local_algorithm": components.local_algorithm,
         }
         self.dataclasses = dataclasses_known_to(*self.stateful.values())
-        self._unsaved = self._hashes_of_unsaved()
+        self._initial_hashes = self._hashes_of_unsaved()
         self._check_states()  # raises now instead of at the first save
         self.device = components.server_data.test.x.device
         self.saved_at = 0.0
@@ -138,8 +138,9 @@ class Checkpoints:
     def unsaved_changes(self) -> list[str]:
         """Return the attributes of the user's components that have changed since the process began
         the run, although no checkpoint holds them."""
-        now = self._hashes_of_unsaved().items()
-        return sorted(name for name, value in now if value != self._unsaved.get(name))
+        before, now = self._initial_hashes, self._hashes_of_unsaved()
+        # `get`: an attribute may be new, deleted, or of a type that cannot be hashed any more
+        return sorted(name for name in before | now if before.get(name) != now.get(name))
 
     def due(self, round: int, wall_seconds: float) -> bool:
         """Return whether to save after `round`, when the run has taken `wall_seconds`."""
@@ -169,9 +170,10 @@ class Checkpoints:
     def load(self, overwrite: bool) -> tuple[Checkpoint, list[Record]] | None:
         """Return the latest sound checkpoint and the records of its rounds.
 
-        Returns None if the run is to start anew. `overwrite` is that of the config: then only a
-        checkpoint is resumed whose run itself began with `overwrite=true` and was stopped. Damaged
-        checkpoints are renamed. Without `overwrite`, raises `CheckpointError` if a file cannot be
+        Returns None if the run is to start anew. `overwrite` is that of the config: then a run that
+        has ended starts anew, and one that was stopped is resumed only if it began with
+        `overwrite=true` itself. Checkpoints that are damaged, or whose records are incomplete, are
+        renamed. Without `overwrite`, raises `CheckpointError` if a file cannot be
         read for another reason than damage, and `ConfigError` if it belongs to another run.
         """
         if not overwrite:
@@ -235,9 +237,10 @@ class Checkpoints:
         return checkpoint, [Record(**record) for record in records]
 
     def _check_trace(self, length: int, last_round: int) -> None:
-        """Raise `CheckpointError` if the first `length` bytes of the trace are not those written.
+        """Raise `CheckpointError` if the trace is shorter than `length` bytes, or its rounds up to
+        there do not ascend to at most `last_round`.
 
-        A round that the selector did not observe has no line. So the rounds must only ascend.
+        A round that the selector did not observe has no line.
         """
         path = self.folder.path / TRACE
         size = path.stat().st_size if path.exists() else 0

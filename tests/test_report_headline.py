@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.papers.published import RULES
-from fedsim.report.headline import MAX_LISTED, best, conclusions, opening
+from fedsim.report.headline import MAX_LISTED, best, conclusions, opening, unequal_keys
 from fedsim.report.sections import Material
 from fedsim.report.tables import by_group
 from tests.report_toys import frame_of, make_report, rows_of, two_methods, write_run
@@ -52,6 +52,30 @@ def test_the_best_is_compared_with_the_next_and_with_random_selection(tmp_path: 
     over_random = "over random: +0.1100 [+0.0742, +0.1458] (p = 0.005, p and interval by Holm, 3 pairs), beyond chance"
     expected = f"best is gpfl, 0.6200; its lead {over_afl}; {over_random}"
     assert best(frame_of(tmp_path)) == [expected]
+
+
+def test_methods_that_differ_in_more_than_their_selectors_are_named(tmp_path: Path) -> None:
+    """A rate that all methods are swept over is part of their names, and a value of a selector is
+    its own."""
+    rates = {"equal": (0.1, 0.1), "swept": (0.1, 0.1), "unequal": (0.1, 0.4)}
+    for name, of_methods in rates.items():
+        for selector, lr in zip(("random", "oort"), of_methods, strict=True):
+            config = {"choices": {"selector": selector}, "selector": {"name": selector}}
+            for rate in (lr, 0.2) if name == "swept" else (lr,):
+                for seed in range(3):
+                    folder = tmp_path / name / str(rate)
+                    write_run(folder, [0.5], [[0]], seed=seed, optimizer={"lr": rate}, **config)
+    for name in rates:
+        keys = unequal_keys(frame_of(tmp_path / name))
+        assert keys == (["optimizer.lr"] if name == "unequal" else [])
+
+
+def test_runs_of_the_best_method_that_diverged_are_counted(tmp_path: Path) -> None:
+    write_runs(tmp_path, {"random": (0.5, 0.52, 0.51), "gpfl": (0.61, 0.62)})
+    config = {"choices": {"selector": "gpfl"}, "partition": {"shards": 2}}
+    write_run(tmp_path / "2", [None], [[0]], seed=2, status="diverged", **config)
+    (sentence,) = best(frame_of(tmp_path))
+    assert sentence.startswith("best is gpfl, 0.6150 (1 of 3 runs diverged); its lead over random")
 
 
 TOO_FEW = "too few seeds in common to tell (3 are needed)"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.core.configs import leaves
 from fedsim.core.record import short_run_warning
 from fedsim.report.contrasts import (
     Contrast,
@@ -26,7 +27,15 @@ from fedsim.report.contrasts import (
 )
 from fedsim.report.sections import Material, Section
 from fedsim.report.table import show_p, show_result
-from fedsim.results.frames import by, by_setting, finished_rows, selector_of, without_target
+from fedsim.results.frames import (
+    by,
+    by_setting,
+    finished_rows,
+    first_run,
+    selector_of,
+    without_target,
+)
+from fedsim.results.grouping import relevant
 from fedsim.results.labels import CEILING
 from fedsim.results.measures import BYTES, UPLOADS, cut, total_cost
 from fedsim.results.ranking import mean_cost
@@ -39,6 +48,8 @@ from fedsim.results.statistics import (
     pooled,
 )
 
+NOT_COMPARED = ("selector", "engine", "device")
+"""Keys that differ between methods, or that change results by rounding errors only."""
 MAX_LISTED = 8
 """Number of values of a fact, and of settings, that are listed. Of more, the number is given."""
 
@@ -95,7 +106,29 @@ def opening(material: Material) -> Section:
         f"{methods} on {' · '.join(where)}{num_settings}: {seeds}, rounds: {facts['rounds']}, "
         f"runs: {facts['runs']}"
     )
-    return Section(lines=[line, *warnings(list(runs["run"]))])
+    lines = [line, *warnings(list(runs["run"]))]
+    if keys := unequal_keys(runs):
+        lines.append(
+            f"methods differ in more than their selectors: {listed(keys)} (report.html lists how)"
+        )
+    return Section(lines=lines)
+
+
+def unequal_keys(runs: pd.DataFrame) -> list[str]:
+    """Return the keys in which methods of the same setting differ, besides those of their selectors
+    and those that are part of their names."""
+    unequal = set()
+    for rows in by_setting(runs).values():
+        named = {name for labels in rows["labels"] for name in labels}
+        values: dict[str, set[str]] = {}
+        for members in by(rows, "method").values():
+            for key, value in leaves(relevant(first_run(members).config)):
+                values.setdefault(key.removesuffix("._target_"), set()).add(str(value))
+        for key, texts in values.items():
+            is_known = any(f"{key}.".startswith(f"{name}.") for name in (*named, *NOT_COMPARED))
+            if len(texts) > 1 and not is_known:
+                unequal.add(key)
+    return sorted(unequal)
 
 
 def warnings(runs: Sequence[Run]) -> list[str]:
@@ -188,7 +221,10 @@ def _on_the_best(lines: Lines, over_next: Contrast, over_reference: Contrast | N
         )
     shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
     place = f"{over_next.setting}: " if over_next.setting else ""
-    return f"{place}best is {method}, {mean_accuracy(lines[method]):.4f}{cost}; its lead {shown}"
+    num_diverged = int((lines[method]["status"] == "diverged").sum())
+    diverged = f" ({num_diverged} of {len(lines[method])} runs diverged)" if num_diverged else ""
+    mean = f"{mean_accuracy(lines[method]):.4f}"
+    return f"{place}best is {method}, {mean}{diverged}{cost}; its lead {shown}"
 
 
 def cost_of_lead(method_rows: pd.DataFrame, reference_rows: pd.DataFrame, reference: str) -> str:

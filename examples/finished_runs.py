@@ -15,8 +15,9 @@ import matplotlib.pyplot as plt
 import fedsim
 
 report = fedsim.load_report(sys.argv[1] if len(sys.argv) > 1 else "outputs/default")
-runs, rounds = report.runs, report.rounds
-done = rounds[rounds["status"] == "done"]
+# Runs that were interrupted or diverged are there, too. If you have swept over other keys, add them.
+runs = report.runs[report.runs["status"] == "done"]
+done = report.rounds[report.rounds["status"] == "done"]
 print(runs.groupby(["dataset", "partition", "selector"])["final_accuracy"].agg(["mean", "count"]))
 
 # each row has the ids that its round selected; the share of rounds in which a client was selected

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import fedsim
 
 report = fedsim.load_report(sys.argv[1] if len(sys.argv) > 1 else "outputs/default")
-# Runs that were interrupted or diverged are there, too. If you have swept over other keys, add them.
+# Interrupted and diverged runs are there, too. If you have swept over other keys, group by them.
 runs = report.runs[report.runs["status"] == "done"]
 done = report.rounds[report.rounds["status"] == "done"]
 print(runs.groupby(["dataset", "partition", "selector"])["final_accuracy"].agg(["mean", "count"]))

@@ -32,6 +32,7 @@ from fedsim.rounds.aggregators import Aggregator, FedAvg
 from fedsim.rounds.checks import AggregationError
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
+from fedsim.selectors.full import Full
 from fedsim.selectors.random import Random
 from tests.checkpoint_toys import through_a_file
 from tests.engines import batched, graph, native, reference
@@ -39,7 +40,7 @@ from tests.run_toys import Run, plan_of
 from tests.test_checkpoint import without_seconds
 from tests.test_lanes import LANES, results
 from tests.test_simulation import Scripted
-from tests.toys import ToyEngine, toy_cohort, toy_components, toy_population
+from tests.toys import ToyEngine, toy_cohort, toy_components, toy_params, toy_population
 
 CONF = Path(__file__).parents[1] / "conf" / "local_algorithm"
 CHOICES = sorted(path.stem for path in CONF.glob("*.yaml"))
@@ -578,6 +579,25 @@ def test_the_largest_mu_that_the_message_of_fednova_names_is_accepted(lr: float)
 def test_plain_is_no_key_of_the_config() -> None:
     with search_path():
         assert "local_algorithm" not in plan_of("local_algorithm=plain").config
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "by_size"])
+def test_clients_without_samples_are_in_no_objective(weighting: Any) -> None:
+    """Control terms are means over clients 0 to 2. The mean of the scales over these is 1."""
+
+    class Recording(LocalAlgorithm):
+        def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
+            self.seen = training.num_clients, training.scales().tolist()
+            return cohort
+
+    algorithm = Recording()
+    sizes = [1, 2, 3, 0, 0]
+    selector = Full(toy_population(sizes, 5, 3))
+    components = toy_components(ToyEngine(sizes), selector.population, selector)
+    aggregator = FedAvg(frozenset(), weighting=weighting)
+    components = replace(components, local_algorithm=algorithm, aggregator=aggregator)
+    Simulation(components, toy_params()).step()
+    assert algorithm.seen == (3, [1, 1, 1] if weighting == "uniform" else [0.5, 1, 1.5])
 
 
 def test_a_warning_of_large_states() -> None:

@@ -91,9 +91,10 @@ class LabelNoise(Imperfect):
     client.
 
     This share (rounded to whole samples) applies to the samples that the client trains on, and to
-    those that it holds out. `kind`: with `symmetric` a wrong label is any other class with equal
-    probability; with `pair` it is the next class, c + 1 mod C (Han et al. 2018, "Co-teaching",
-    section 4).
+    those that it holds out and reports its loss on. (With `test_on=holdout`, accuracies are
+    measured on the held-out samples with their right labels.) `kind`: with `symmetric` a wrong
+    label is any other class with equal probability; with `pair` it is the next class, c + 1 mod C
+    (Han et al. 2018, "Co-teaching", section 4).
 
     There each label is flipped with a probability; here the share is exact, and the wrong labels of
     a lower rate are among those of a higher one. In FedCorr (Xu et al. 2022), too, only a share of

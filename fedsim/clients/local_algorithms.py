@@ -42,13 +42,13 @@ class LocalTraining:
     """The facts about a cohort's training that `LocalAlgorithm.combine` may use.
 
     `lr` is the learning rate, `optimizer` the clients' optimiser, and `num_clients` the number N of
-    all clients. Four functions compute values only if they are called. `scales()` [K] returns
-    N p_k, with p_k the weight of client k in the objective sum_k p_k F_k (F_k: its training loss).
-    The aggregator's `weighting` sets p_k: N p_k is 1, or n_k N / n. `weights()` [K] returns the
-    weights by which the updates are averaged; their sum is one. `total_weight()` is the sum of the
-    weights before they were divided by it. It is not one with selectors whose weights are unbiased
-    (`ocs`). `gradients()` [K, P] returns what each client sends as the gradient of its mean
-    training loss at the round's model, in eval mode.
+    all clients that have samples. Four functions compute values only if they are called. `scales()`
+    [K] returns N p_k, with p_k the weight of client k in the objective sum_k p_k F_k (F_k: its
+    training loss). The aggregator's `weighting` sets p_k: N p_k is 1, or n_k N / n. `weights()` [K]
+    returns the weights by which the updates are averaged; their sum is one. `total_weight()` is the
+    sum of the weights before they were divided by it. It is not one with selectors whose weights
+    are unbiased (`ocs`). `gradients()` [K, P] returns what each client sends as the gradient of its
+    mean training loss at the round's model, in eval mode.
     """
 
     lr: float

@@ -353,7 +353,8 @@ class Simulation:
         """
         engine = self.components.engine
         aggregator = self.components.aggregator
-        population = self.components.population
+        sizes = self.components.population.sizes
+        sizes = sizes[sizes > 0]  # clients without samples are in no objective
 
         def gradients() -> Tensor:
             with context.timer("train"):
@@ -372,12 +373,12 @@ class Simulation:
         def scales() -> Floats:
             if aggregator.weighting == "uniform":
                 return np.ones(len(cohort.ids))
-            return cohort.sizes / population.sizes.mean()  # the size relative to the mean size
+            return cohort.sizes / sizes.mean()  # the size relative to the mean size
 
         training = LocalTraining(
             lr=context.lr,
             optimizer=engine.workload.optimizer,
-            num_clients=population.num_clients,
+            num_clients=len(sizes),
             scales=scales,
             weights=lambda: aggregator.averaging_weights(cohort, raw_weights()),
             total_weight=lambda: float(raw_weights().sum()),

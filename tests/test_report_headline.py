@@ -8,13 +8,23 @@ bytes.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedsim.papers.published import RULES
-from fedsim.report.headline import MAX_LISTED, best, conclusions, opening, unequal_keys
+from fedsim.report.headline import (
+    MAX_LISTED,
+    best,
+    conclusions,
+    opening,
+    show_lead,
+    unequal_keys,
+)
 from fedsim.report.sections import Material
+from fedsim.report.summary import compare_summaries
 from fedsim.report.tables import by_group
+from fedsim.results.statistics import Difference
 from tests.report_toys import frame_of, make_report, rows_of, two_methods, write_run
 
 
@@ -76,6 +86,24 @@ def test_runs_of_the_best_method_that_diverged_are_counted(tmp_path: Path) -> No
     write_run(tmp_path / "2", [None], [[0]], seed=2, status="diverged", **config)
     (sentence,) = best(frame_of(tmp_path))
     assert sentence.startswith("best is gpfl, 0.6150 (1 of 3 runs diverged); its lead over random")
+
+
+def test_a_lead_that_is_significantly_negative_is_no_lead() -> None:
+    """The best mean over all seeds may be behind at the seeds that both methods have."""
+    behind = Difference((-0.11, -0.10, -0.12))
+    shown = show_lead(behind, behind.p_value, behind.interval)
+    assert shown.endswith("behind it beyond chance")
+    assert show_lead(behind, 0.2, behind.interval).endswith(", not beyond chance")
+
+
+def test_a_final_accuracy_of_0_is_compared_with_an_earlier_summary() -> None:
+    def summary(accuracy: float) -> dict[str, Any]:
+        seeds = {"0": {"final_accuracy": accuracy}}
+        group = {"config": "x", "name": "random", "labels": {}, "choices": {}, "seeds": seeds}
+        return {"groups": [group], "verdicts": {}}
+
+    (row,) = compare_summaries(summary(0.25), summary(0.0)).values.to_numpy().tolist()
+    assert row[1:4] == [1, 0.25, 0.25]
 
 
 TOO_FEW = "too few seeds in common to tell (3 are needed)"

@@ -264,6 +264,9 @@ def test_results_of_several_names_are_below_one_folder() -> None:
         replace(plans[1], folder=Path.cwd() / "elsewhere" / "b" / plans[1].folder.name),
     ]
     assert narration.Narration(plans, [[], []], (), Progress(plans)).folder == Path.cwd()
+    folders = [Path("..") / "a" / "run", Path("b") / "run"]
+    plans = [replace(plan, folder=folder) for plan, folder in zip(plans, folders, strict=True)]
+    assert narration.Narration(plans, [[], []], (), Progress(plans)).folder == Path("..")
 
 
 def test_the_remaining_time_is_rounds_left_times_recent_seconds_a_round() -> None:

@@ -440,7 +440,7 @@ def test_the_second_block_says_which_gains_differ_from_the_base() -> None:
     varied.loc[is_ahead, "accuracy"] += 0.01
     page = variations(Answer(pd.concat([base, varied]), pd.DataFrame()))
     assert "- With wrong labels: `flips` (+3.00 ± 2.48)." in page
-    assert page.endswith("of 2 differences, 0.1 would be named by chance.")
+    assert page.endswith("of 2 changes, 0.1 would be named by chance, and 1 are.")
 
 
 def test_the_servers_accuracy_is_compared_in_the_same_setting_regime_and_seed() -> None:

@@ -85,7 +85,7 @@ def _caveats_of_best(answer: Answer) -> list[str]:
         )
     texts += _above_zero(answer)
     highest = (answer.overall["gain"] + answer.overall["half"])[answer.rivals].max()
-    texts.append(f"No interval at equal rounds goes beyond {points(highest)} points.")
+    texts.append(f"No interval of a mean over all regimes goes beyond {points(highest)} points.")
     controls = controls_of(answer)
     if controls:
         gains = [points(answer.overall.loc[name, "gain"]) for name in controls]
@@ -110,12 +110,12 @@ def _above_zero(answer: Answer) -> list[str]:
         rows = table.loc[answer.rivals]
         above = list(rows.index[rows["gain"] - rows["half"] > 0])
         if above:
-            parts.append(f"{where} of {listed(above)}")
+            parts.append(f"{listed(above)} ({where})")
     if not parts:
         return []
     return [
-        f"Some intervals at equal rounds are above zero: {'; '.join(parts)}. They are intervals of "
-        f"single methods, and are not corrected for the number of {len(answer.rivals)}."
+        f"Intervals of mean gains that are above zero: {'; '.join(parts)}. They are not corrected "
+        f"for the number of {len(answer.rivals)} methods."
     ]
 
 

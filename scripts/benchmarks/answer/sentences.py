@@ -130,7 +130,7 @@ def _for_whom(answer: Answer) -> str:
         frugal = best_of_classes(answer).get("nothing")
         if frugal and frugal != best and answer.overall.loc[frugal, "gain"] > 0:
             gain = mean_gain(answer.overall, frugal)
-            text += f". Among methods that ask for nothing, `{frugal}` has it ({gain})"
+            text += f". Among methods that ask for nothing, it is `{frugal}` ({gain})"
         text += "."
     return f"**Which method, for whom?** {text}"
 
@@ -142,8 +142,8 @@ def _not_shown(answer: Answer) -> str:
     without = f" Not in it yet: {', '.join(missing)}." if missing else ""
     return (
         "**What does this not show?** It does not prove that selection never helps. The tests are "
-        f"weak: a method with a mean gain of {found:.1f} points would be found in 80 of 100 such "
-        f"studies (median over methods).{without}"
+        f"weak: only a mean gain of {found:.1f} points or more would be found in 80 of 100 such "
+        f"studies (median over methods). Smaller ones are easily missed.{without}"
     )
 
 

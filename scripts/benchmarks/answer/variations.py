@@ -61,7 +61,7 @@ def _table(of_baseline: pd.Series, by_seed: pd.DataFrame, settings: list[str]) -
 def _changes_in_words(by_seed: pd.DataFrame, settings: list[str]) -> str:
     """Say which gains differ from those in the base, and how many would do so by chance."""
     texts = []
-    num_compared = 0
+    num_compared = num_named = 0
     for setting in settings:
         differing = []
         for method in _highest_first(by_seed, BASE):
@@ -70,12 +70,13 @@ def _changes_in_words(by_seed: pd.DataFrame, settings: list[str]) -> str:
             num_compared += 1
             row = _over_seeds(by_seed.loc[method, setting] - by_seed.loc[method, BASE])
             if abs(row["gain"]) > row["half"]:
+                num_named += 1
                 differing.append(f"`{method}` ({gain(row)})")
         texts.append(f"With {DIFFERENCE[setting]}: {', '.join(differing) or 'none'}.")
     return (
-        "Methods with a gain that differs from that in the base, by more than half of the "
-        f"interval of this difference:\n\n{bullets(texts)}\n\nThese intervals are not corrected: "
-        f"of {num_compared} differences, {num_compared / 20:.1f} would be named by chance."
+        "Methods whose gain has changed from the base (the 95 % interval of the change excludes "
+        f"zero):\n\n{bullets(texts)}\n\nThese intervals are not corrected: of {num_compared} "
+        f"changes, {num_compared / 20:.1f} would be named by chance, and {num_named} are."
     )
 
 

@@ -182,6 +182,12 @@ def test_what_changes_nothing_that_a_class_needs_is_no_change(
         (
             "my_lab.py",
             "\n\nclass Other",
+            "\n\nif __name__ != '__main__':\n    SIGN = 2\n\n\nclass Other",
+            "my_lab",
+        ),
+        (
+            "my_lab.py",
+            "\n\nclass Other",
             "\n\nif SIGN:\n    __name__, SIZES = 'x', 1\n\n\nclass Other",
             "my_lab",
         ),

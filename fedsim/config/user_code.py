@@ -136,9 +136,8 @@ def _statements(module: str) -> Sequence[Statement]:
         return ()
     find_in_working_folder()
     spec = None
-    with suppress(
-        Exception, SystemExit
-    ):  # it imports the packages around, which may raise anything
+    # This imports the packages around the module, which may raise anything.
+    with suppress(Exception, SystemExit):
         spec = find_spec(module)
     if spec is None:
         return ()
@@ -165,7 +164,7 @@ def _runs_only_as_program(node: ast.stmt) -> bool:
     """Return whether a statement is `if __name__ == "__main__":` without an `else`."""
     if not isinstance(node, ast.If) or node.orelse:
         return False
-    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
+    return ast.unparse(node.test) == "__name__ == '__main__'"
 
 
 def _bound_names(node: ast.stmt) -> set[str] | None:

@@ -70,7 +70,7 @@ class Aggregator(Stateful, ABC):
     """The weights that `weights` returns."""
 
     ignores_weights: ClassVar[bool] = False
-    """Whether `aggregate` ignores the selector's weights."""
+    """True if `aggregate` ignores the selector's weights."""
     is_mean: ClassVar[bool] = False
     """Whether the server's step depends only on the mean update (`mean_delta`)."""
     is_average: ClassVar[bool] = False

@@ -226,7 +226,9 @@ def require_finite(params: Params, round: int) -> None:
         wide_enough = torch.promote_types(entries.dtype, torch.float32)
         is_finite = math.isfinite(entries.sum(dtype=wide_enough).item())
     else:
-        is_finite = all(value.isfinite().all() for value in values)
+        # NumPy is faster here, but has no bfloat16.
+        known = [value.float() if value.dtype == torch.bfloat16 else value for value in values]
+        is_finite = all(np.isfinite(value.numpy()).all() for value in known)
     if not is_finite:
         raise DivergedError(
             f"round {round}: the aggregated model holds a nan or infinity: "

@@ -129,7 +129,7 @@ class Simulation:
 
     @property
     def weights_are_ignored(self) -> bool:
-        """Whether the latest selection has weights that the aggregator ignores, and that are not
+        """True if the aggregator ignores the weights of the latest selection, and these are not
         all 1 / K."""
         if self.weights is None or not self.components.aggregator.ignores_weights:
             return False

@@ -323,7 +323,7 @@ class _RunInProgress:
                 fault = f"{type(selector).__name__}.trace must be a dict of JSON values: {error}"
                 raise SelectionError(f"round {record.round}: {fault}") from error
         self.incidents.see(record)
-        if self.simulation.weights_are_ignored and not self.has_noted_weights:
+        if not self.has_noted_weights and self.simulation.weights_are_ignored:
             self.has_noted_weights = True
             self.trackers.message(_ignored_weights(self.components))
         self.trackers.log(record.as_dict())

@@ -1,9 +1,10 @@
 """The second block of the selection benchmark, version 1: how gains change if one thing differs
 from a base.
 
-Its settings were not sampled. So its intervals are over seeds alone, and nothing is tested. Gains
-are over the mean of random selection and its controls, so that they depend less on the luck of one
-run.
+Its settings were not sampled. So its intervals are those of means over seeds, and nothing is
+tested. A gain is the difference to the mean of random selection and its controls, which depends
+less on the luck of one run. `by_seed` is a table of mean gains over regimes: a row for each method
+and setting, a column for each seed.
 """
 
 import pandas as pd
@@ -16,7 +17,7 @@ from scripts.benchmarks.answer.answer import Answer
 from scripts.benchmarks.answer.wording import bullets, gain, name_of
 from scripts.reproduction.cells import markdown
 
-BASE, *VARIED = VARIATIONS
+BASE = VARIATIONS[0]
 BASELINE = (REFERENCE, *CONTROLS)
 DIFFERENCE = {
     "v1_base": "the base",
@@ -25,7 +26,7 @@ DIFFERENCE = {
     "v1_base_deadline": "a deadline",
     "v1_base_scaffold": "SCAFFOLD",
 }
-"""What differs from the base in each setting."""
+"""The thing that differs from the base, by setting."""
 
 
 def variations(answer: Answer) -> str:

@@ -120,6 +120,17 @@ def test_the_price_is_what_is_spent_until_four_measurements_reach_random_selecti
     assert prices.to_dict() == {"random": 1.0, "flips": 75 / 40, "pncs": np.inf}
 
 
+def test_a_setting_is_in_the_results_once_all_methods_of_a_group_have_all_their_runs() -> None:
+    rounds = small_frame(0.05)
+    is_late = (rounds["method"] == "flips") & (rounds["setting"] == SETTINGS[1])
+    is_last_seed = (rounds["method"] == "top_loss") & (rounds["seed"] == 2)
+    partly = rounds[~is_late & ~(is_last_seed & (rounds["setting"] == SETTINGS[2]))]
+    group = ["random", "flips", "top_loss"]
+    assert set(scores.in_results(partly, group)["setting"]) == {SETTINGS[0], "v1_base"}
+    assert set(scores.in_results(partly, ["random"])["setting"]) == {*SETTINGS, "v1_base"}
+    assert scores.in_results(rounds, [*group, "kvib"]).empty
+
+
 def test_gains_are_paired_and_a_schedule_is_compared_at_equal_rounds() -> None:
     frames = []
     for seed, (random, flips, cosine) in enumerate([(0.5, 0.6, 0.7), (0.4, 0.7, 0.5)]):

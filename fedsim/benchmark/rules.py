@@ -50,6 +50,29 @@ CONTROLS = {
 }
 """Methods that are random selection with other draws, each with the words that choose it. They are
 not tuned: they have the rates of random selection."""
+FIRST_GROUP = (
+    "random",
+    "round_robin",
+    *CONTROLS,
+    "entropy_greedy",
+    "fedcbs",
+    "flips",
+    "haccs",
+    "fedlecc",
+    "clustered1",
+    "clustered2",
+    "fl_dp3s",
+    "fedcor",
+    "gpfl",
+    "kvib",
+    "refl",
+    "power_of_choice",
+    "rpow_d",
+    "afl",
+    "top_loss",
+)
+"""The methods that run first in each setting. A setting is in the results when all of them have
+run in it."""
 # For the search spaces of other methods see the line `tune:` in their files.
 SCALED_SPACES: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "entropy_greedy": ("selector.queue_length", "num_clients", (0.0, 0.2, 0.4, 0.7, 0.9)),

@@ -2,13 +2,14 @@
 random selection. `benchmark.py answer --write` writes it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedsim.benchmark.reader import read_cards, read_submissions
-from fedsim.benchmark.rules import CONTROLS, SCHEDULES
+from fedsim.benchmark.rules import CONTROLS, FIRST_GROUP, SCHEDULES
 from fedsim.results.labels import REFERENCE
 from scripts.benchmarks.answer import inference, scores
 from scripts.reproduction.cells import markdown
@@ -40,12 +41,15 @@ REMARKS = {
 EMPTY = "There is no submission of a method and of random selection yet.\n"
 
 
-def page(folder: Path) -> str:
-    """Return the text of the page for the submissions in a folder."""
+def page(folder: Path, first_group: Sequence[str] = FIRST_GROUP) -> str:
+    """Return the text of the page for the submissions in a folder.
+
+    It is about the settings in which all methods of the first group have run.
+    """
     cards = read_cards(folder)
     if not cards.keys() - {REFERENCE} or REFERENCE not in cards:
         return f"{HEAD}\n{EMPTY}"
-    rounds = scores.sampled(read_submissions(folder))
+    rounds = scores.sampled(scores.in_results(read_submissions(folder), first_group))
     table = scores.gains(scores.finals(rounds))
     overall = overall_gains(table)
     if overall.empty:

@@ -233,8 +233,8 @@ class Answer:
 
     @cached_property
     def tuning(self) -> pd.DataFrame:
-        """The choices of the trials in the sampled settings (`tuning.summarise`)."""
-        return tuning.summarise(self.trials[self.trials["setting"].isin(scores.FIRST_BLOCK)])
+        """The choices of the trials in the settings of `rounds` (`tuning.summarise`)."""
+        return tuning.summarise(self.trials[self.trials["setting"].isin(self.settings)])
 
     @cached_property
     def prices(self) -> dict[str, pd.Series]:

@@ -20,6 +20,7 @@ import pandas as pd
 from fedsim.benchmark.reader import read_cards, read_submissions
 from fedsim.report.drawing import style
 from scripts.benchmarks import leaderboard
+from scripts.benchmarks.answer import scores
 from scripts.benchmarks.answer.answer import Answer
 from scripts.benchmarks.answer.evidence import evidence
 from scripts.benchmarks.answer.figures import by_regime, curves, overview, save
@@ -83,10 +84,11 @@ def fill(text: str, answer: Answer) -> str:
 
 
 def read_answer(runs: Path = RUNS) -> Answer:
-    """Read the scored runs in a folder of submissions."""
+    """Read the scored runs in a folder of submissions, in the settings that are in the results."""
+    rounds = scores.in_results(read_submissions(runs))
     server = pd.read_csv(SERVER) if SERVER.is_file() else pd.DataFrame()
     classes = {method: card["class"] for method, card in read_cards(runs).items()}
-    return Answer(read_submissions(runs), server, read_trials(runs), classes)
+    return Answer(rounds, server, read_trials(runs), classes)
 
 
 def pages(answer: Answer, runs: Path) -> dict[Path, str]:

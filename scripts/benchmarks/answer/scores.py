@@ -13,7 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from fedsim.benchmark.rules import STRATA, draw_settings
+from fedsim.benchmark.rules import (
+    FIRST_GROUP,
+    HORIZONS,
+    SCHEDULES,
+    SEEDS,
+    STRATA,
+    draw_settings,
+)
 from fedsim.results.labels import REFERENCE
 
 REGIME = ["schedule", "num_rounds"]
@@ -30,6 +37,14 @@ FIRST_BLOCK = {draw.name: DATA[draw.stratum] for draw in draw_settings()}
 """The data of each sampled setting. All tests are over these; other settings vary one thing in a
 base."""
 ROUNDING = 1e-9
+
+
+def in_results(rounds: pd.DataFrame, methods: Sequence[str] = FIRST_GROUP) -> pd.DataFrame:
+    """Return the rows of the settings in which each of the `methods` has all its scored runs."""
+    num_runs = all_runs(rounds).groupby(["setting", "method"]).size().unstack(fill_value=0)
+    of_methods = num_runs.reindex(columns=list(methods), fill_value=0)
+    is_complete = (of_methods == len(SCHEDULES) * len(HORIZONS) * len(SEEDS)).all(axis="columns")
+    return rounds[is_complete[rounds["setting"]].to_numpy()]
 
 
 def sampled(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -23,9 +23,9 @@ from fedsim.selectors.gpfl import (
     Fixed,
     Linear,
     Triangular,
-    projections,
 )
 from fedsim.selectors.gpfl_official import GPFLOfficial, reward_sign
+from fedsim.selectors.gradient_projection import Metric, project
 from tests.clocks import fixed_clock
 from tests.toys import (
     ToyEngine,
@@ -65,14 +65,14 @@ def softmax(c: Any) -> NDArray[np.float64]:
         ("cosine", [C[0] / 5, C[1], C[2] / 2]),
     ],
 )
-def test_projections_by_hand(metric: str, expected: list[float]) -> None:
-    assert projections(DELTA, G, metric, False) == pytest.approx(expected)
+def test_projections_by_hand(metric: Metric, expected: list[float]) -> None:
+    assert project(DELTA, G, metric, per_tensor=False) == pytest.approx(expected)
 
 
 def test_a_projection_ignores_the_length_of_g_but_not_that_of_the_local_direction() -> None:
-    assert projections(DELTA, {"w": 7 * G["w"]}, "projection", False) == pytest.approx(C)
+    assert project(DELTA, {"w": 7 * G["w"]}, "projection", per_tensor=False) == pytest.approx(C)
     longer = {"w": 3 * DELTA["w"]}
-    assert projections(longer, G, "projection", False) == pytest.approx(3 * np.array(C))
+    assert project(longer, G, "projection", per_tensor=False) == pytest.approx(3 * np.array(C))
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_a_projection_ignores_the_length_of_g_but_not_that_of_the_local_directio
     ],
 )
 def test_several_tensors_are_one_vector_or_averaged(
-    metric: str, per_tensor: bool, first: float
+    metric: Metric, per_tensor: bool, first: float
 ) -> None:
     """The second direction is twice the first one."""
     local = {"a": torch.tensor([[3.0], [6.0]]), "b": torch.tensor([[0.0, 4.0], [0.0, 8.0]])}
     g = {"a": torch.tensor([1.0]), "b": torch.tensor([1.0, 1.0])}
     second = first if metric == "cosine" else 2 * first
-    assert projections(local, g, metric, per_tensor) == pytest.approx([first, second])
+    assert project(local, g, metric, per_tensor=per_tensor) == pytest.approx([first, second])
     zero = {name: torch.zeros_like(tensor) for name, tensor in g.items()}
-    assert not projections(local, zero, metric, per_tensor).any()
+    assert not project(local, zero, metric, per_tensor=per_tensor).any()
 
 
 @pytest.mark.parametrize(

@@ -28,26 +28,30 @@ Algorithm 1:
    before the round and w_i the client's model. c_i is the projection of g_i on the server's own
    step g of the previous round.
 
-What the paper leaves open is a parameter. Its default is how we read the paper: The softmax is over
-all clients with their stale c. The mean reward is over rounds. n_i is 1 after the initialisation.
-Algorithm 1 sorts by c, while the text says "highest GPCB". As printed, the second case of Eq. 8
-rewards a growing loss; `tie_sign: intent` reverses it. The accuracy is that of a validation split.
-`weights: by_gp` is another reading of FedAvg(w, S, C) in Algorithm 1.
+Where the paper leaves something open, the class has a parameter. Its default is how we read the
+paper:
+
+- The softmax is over all clients, most of which have a stale c (`softmax_over: all`).
+- The mean reward is over rounds (`reward_average: rounds`).
+- n_i is 1 after the initialisation, in which every client trained once.
+- Algorithm 1 sorts by c, while the text says "highest GPCB". Clients are ranked by the index, GPCB
+  (`rank_by: gpcb`).
+- As printed, the second case of Eq. 8 rewards a growing loss. `tie_sign: intent` reverses it.
+- The accuracy is that of a validation split (`reward_eval: validation`).
+- FedAvg(w, S, C) in Algorithm 1 has the usual weights (`weights: aggregator`). C, the projections,
+  may also be meant as weights (`by_gp`).
 
 If no update arrived in a round, its rewards are not multiplied. Values that are not finite are
 ignored. After a global direction of zero, c is kept. Ties are broken at random.
 """
 
-import math
 from abc import ABC, abstractmethod
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedsim.clients.local_results import row_blocks
-from fedsim.core.exact import mean_row, row_sums
+from fedsim.core.exact import mean_row
 from fedsim.core.flat import split_flat
 from fedsim.core.types import Stack
 from fedsim.selectors.base import (
@@ -72,6 +76,7 @@ from fedsim.selectors.base import (
     parameters,
     softmax,
 )
+from fedsim.selectors.gradient_projection import Metric, project, usable
 
 LocalDirection = Literal["per_lr", "update", "per_step", "momentum_buffer", "full_gradient"]
 REPORTED_DIRECTIONS = {
@@ -91,14 +96,14 @@ class Exploration(ABC):
 
 @parameters
 class Linear(Exploration):
-    """alpha_t = rho t / T (Eq. 7).
+    """alpha_t = rho t / T (Eq. 7), or with another number in the place of T (`reference`).
 
     GPFL's Fig. 7 ran 800 rounds with T replaced by 500, a share of 0.625. alpha then reaches 1.6
     rho, as the authors' logs show.
     """
 
     rho: NonNegative  # alpha in the last round
-    reference: Positive | None  # replaces T: a number of rounds if >= 1, else a share of T
+    reference: Positive | None  # in place of T: a number of rounds if >= 1, else a share of T
 
     def alpha(self, t: int, num_rounds: int) -> float:
         rounds = num_rounds if self.reference is None else self.reference
@@ -139,17 +144,7 @@ class Triangular(Exploration):
 
 @parameters
 class GPFL(Selector):
-    """Selects the K clients with the highest index of gradient projections and exploration.
-
-    - `init: all_clients` is step 1 of Algorithm 1. `cover` selects random clients that were not
-      selected before, for `cover_rounds` rounds, as the authors' code does. With `none` clients
-      that were never selected rank first.
-    - `local_direction` is g_i: (w - w_i) / lr (`per_lr`), w - w_i (`update`), (w - w_i) / (lr
-      steps) (`per_step`), the client's last momentum buffer, or its full gradient at the model it
-      trained. The last two are sent in addition.
-    - `global_direction` is g: the server's step of the previous round, of the same round (the
-      authors' code), or steps accumulated with `server_momentum`.
-    """
+    """Selects the K clients with the highest index of gradient projections and exploration."""
 
     needs = frozenset({Signal.VALIDATION, Signal.UPDATES})
     state = (
@@ -162,22 +157,35 @@ class GPFL(Selector):
         "selected",
     )
 
-    exploration: Exploration  # alpha over the rounds
-    init: Literal["all_clients", "cover", "none"]  # how the method starts
+    # --- the start ---
+    # all_clients: step 1 of Algorithm 1. cover: random clients that were not selected before, as in
+    # the authors' code. none: clients that were never selected rank first.
+    init: Literal["all_clients", "cover", "none"]
     cover_rounds: Count  # number of rounds of `cover`
     init_aggregate: Literal["topk", "all", "none"]  # models averaged in round 1 of `all_clients`
-    metric: Literal["projection", "cosine", "dot"]  # c_i: <g_i, g> / |g|, cosine, or <g_i, g>
-    local_direction: LocalDirection  # g_i
-    global_direction: Literal["previous", "same_round", "server_momentum"]  # g
-    server_momentum: Positive  # factor of g before the step is added
-    per_tensor: bool  # whether c is the mean of one projection for each parameter tensor
+
+    # --- the projections c_i ---
+    metric: Metric  # <g_i, g> / |g|, the cosine, or <g_i, g>
+    # g_i: (w - w_i) / lr, w - w_i, (w - w_i) / (lr steps), the last momentum buffer, or the full
+    # gradient at the model that the client trained. The last two are sent besides the update.
+    local_direction: LocalDirection
+    # g: the server's step of the previous round, of the same round (the authors' code), or the sum
+    # of all steps, each multiplied with `server_momentum` in every later round.
+    global_direction: Literal["previous", "same_round", "server_momentum"]
+    server_momentum: Positive
+    per_tensor: bool  # whether c_i is the mean of one projection for each parameter tensor
+
+    # --- the rewards ---
     softmax_over: Literal["all", "selected"]  # clients in the softmax of Eq. 5
+    factor: Literal["literal2", "centred"]  # the first case of Eq. 8 with the 2, or without
+    tie_sign: Literal["intent", "literal"]  # the second case of Eq. 8 as meant, or as printed
+    reward_eval: Literal["validation", "test"]  # data on which A and F are evaluated
     reward_average: Literal["rounds", "pulls", "pulls_plus_one"]  # divisor of the sum of rewards
+
+    # --- the selection ---
+    exploration: Exploration  # alpha over the rounds
     rank_by: Literal["gpcb", "gp"]  # u_i, or c_i (Algorithm 1 to the letter)
     weights: Literal["aggregator", "by_gp"]  # aggregation weights: as usual, or softmax(c)
-    factor: Literal["literal2", "centred"]  # factor of Eq. 8 with the 2, or without
-    tie_sign: Literal["intent", "literal"]  # sign of the second case of Eq. 8
-    reward_eval: Literal["validation", "test"]  # data on which A and F are evaluated
 
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
@@ -185,10 +193,11 @@ class GPFL(Selector):
         self.start_up_rounds = {"all_clients": 1, "cover": self.cover_rounds, "none": 0}[self.init]
         reported = REPORTED_DIRECTIONS.get(self.local_direction, ())
         self.needs = frozenset({Signal(self.reward_eval), Signal.UPDATES, *reported})
-        self.first_pulls = 1.0 if self.init == "all_clients" else 0.0  # step 1 counts once for all
+        # The initialisation counts as a selection of every client, but gives no reward.
+        self.initial_pulls = 1.0 if self.init == "all_clients" else 0.0
         self.projections = np.zeros(num_clients)  # c [N]
         self.reward_sum = np.zeros(num_clients)  # sum of each client's rewards [N]
-        self.pulls = np.full(num_clients, self.first_pulls)  # n_i, selections [N]
+        self.pulls = np.full(num_clients, self.initial_pulls)  # n_i, selections [N]
         self.direction: Params = {}  # g by tensor; {}: no direction that can be used
         # The global model's evaluations after and before the latest round in which updates arrived.
         # None: no update has arrived yet. `evaluation_before` is also None if no update arrived in
@@ -197,60 +206,67 @@ class GPFL(Selector):
         self.evaluation_before: Evaluation | None = None
         self.selected = np.empty(0, np.int64)  # the clients selected last
         # `select` sets these, and `observe` reads them in the same round.
-        self._initialises = False  # whether this round is step 1 of Algorithm 1
+        self._is_initialisation = False  # whether this round is step 1 of Algorithm 1
         self._lr = 1.0  # the local learning rate
-        self._reported: Stack = {}  # directions that the selected clients sent; {}: none
+        self._reported: Stack = {}  # directions that `selected` sent besides updates; {}: none
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
-        available = clients.available
         self._lr = clients.lr
-        self._initialises = clients.in_first_round and self.init == "all_clients"
-        if self._initialises:
-            # 1. Initialisation
-            self._project_everybody(clients)
-            self.selected = self.select_highest(self.projections[available], clients, rng)
+        self._is_initialisation = clients.in_first_round and self.init == "all_clients"
+        if self._is_initialisation:
+            self._initialise(clients, rng)
             if self.init_aggregate == "none":
-                return Selection(available[:0])
-            if self.init_aggregate == "all":
-                self.selected = available
-            else:
-                self.pulls[self.selected] += 1
+                return Selection(clients.available[:0])
         else:
-            # 2. Rewards and selection
-            if not clients.in_first_round:
-                self._add_rewards()
-            self.evaluation_before = None
-            self.selected = self._choose(round, clients, rng)
-            self.pulls[self.selected] += 1
-            self._reported = self._reported_directions(self.selected, clients)
+            self._select_by_rewards(round, clients, rng)
         if self.weights == "aggregator":
             return Selection(self.selected)
         return Selection(self.selected, softmax(self.projections[self.selected]))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        evaluate = server.validate if self.reward_eval == "validation" else server.test
-        self.evaluation_before = self.evaluation_after
-        if self.evaluation_before is None:
-            self.evaluation_before = evaluate(cohort.start)
-        self.evaluation_after = evaluate(server.params)
-        # 3. Projections
+        self._evaluate(cohort, server)
         step = {n: (cohort.start[n] - server.params[n]) / self._lr for n in cohort.trained}
         if self.global_direction == "same_round":
             self.direction = usable(step)
-        if self.direction and not self._initialises:
-            self._project(self.selected if self._reported else cohort.ids, cohort)
+        # 3. Projections on the direction of the previous round, or of the same one
+        if self.direction and not self._is_initialisation:
+            if self._reported:
+                self._keep(self.selected, self._project(self._reported))
+            else:
+                self._keep(cohort.ids, self._project_updates(cohort))
+        # The direction of the next round
         if self.global_direction == "server_momentum" and self.direction:
             step = {n: self.server_momentum * g + step[n] for n, g in self.direction.items()}
         self.direction = usable(step)
 
-    def _project_everybody(self, clients: Clients) -> None:
-        """Train all clients and project their directions on the mean direction."""
-        cohort = clients.collect(clients.available)
+    # --- 1. initialisation ---
+
+    def _initialise(self, clients: Clients, rng: Generator) -> None:
+        """Train all clients, project their directions on the mean one, and select the highest."""
+        available = clients.available
+        cohort = clients.collect(available)
         finite, *_ = drop_nonfinite(cohort, None)
         self.direction = {n: -mean_row(finite.delta[n]) / self._lr for n in finite.trained}
-        self._reported = self._reported_directions(clients.available, clients)
-        self._project(clients.available, cohort)
-        self._reported = {}
+        reported = self._reported_directions(available, clients)
+        self._keep(
+            available, self._project(reported) if reported else self._project_updates(cohort)
+        )
+        self.selected = self.select_highest(self.projections[available], clients, rng)
+        if self.init_aggregate == "topk":
+            self.pulls[self.selected] += 1
+        elif self.init_aggregate == "all":
+            self.selected = available
+
+    # --- 2. rewards and selection ---
+
+    def _select_by_rewards(self, round: int, clients: Clients, rng: Generator) -> None:
+        """Reward the clients for the previous round, and select those of the highest index."""
+        if not clients.in_first_round:
+            self._add_rewards()
+        self.evaluation_before = None
+        self.selected = self._choose(round, clients, rng)
+        self.pulls[self.selected] += 1
+        self._reported = self._reported_directions(self.selected, clients)
 
     def _add_rewards(self) -> None:
         """Add the rewards of all clients (Eq. 5 and 8)."""
@@ -284,11 +300,11 @@ class GPFL(Selector):
 
     def gpcb(self, t: int) -> Floats:
         """Return the index u [N] in round t (Eq. 6)."""
-        pulls = self.pulls - self.first_pulls  # without the initialisation, which gave no rewards
+        rewarded_pulls = self.pulls - self.initial_pulls
         divisors = {
-            "rounds": np.full(len(pulls), t - 1.0),
-            "pulls": pulls,
-            "pulls_plus_one": pulls + 1,
+            "rounds": np.full(len(self.pulls), t - 1.0),
+            "pulls": rewarded_pulls,
+            "pulls_plus_one": rewarded_pulls + 1,
         }[self.reward_average]
         mean = np.where(divisors > 0, self.reward_sum / np.maximum(divisors, 1), 0.0)
         alpha = self.exploration.alpha(t, self.population.num_rounds)
@@ -296,20 +312,36 @@ class GPFL(Selector):
         bonus: Floats = alpha * np.sqrt(2 * log_total / np.maximum(self.pulls, 1))
         return mean + bonus
 
-    def _project(self, ids: Ids, cohort: Cohort) -> None:
-        """Set c of the clients `ids`, from the directions that they sent or from their updates."""
-        if self._reported:
-            values = projections(self._reported, self.direction, self.metric, self.per_tensor)
-        else:  # a gradient points against the update
-            updates = {n: cohort.delta[n] for n in cohort.trained}
-            values = -projections(updates, self.direction, self.metric, self.per_tensor)
-        if self.metric != "cosine":
-            if self.local_direction in ("per_lr", "per_step"):
-                values = values / self._lr
-            if self.local_direction == "per_step":
-                values = values / np.maximum(cohort.steps, 1)
-        is_finite = np.isfinite(values)
-        self.projections[ids[is_finite]] = values[is_finite]
+    # --- 3. projections ---
+
+    def _evaluate(self, cohort: Cohort, server: Server) -> None:
+        """Evaluate the global model before and after the round, for the rewards of Eq. 8."""
+        evaluate = server.validate if self.reward_eval == "validation" else server.test
+        self.evaluation_before = self.evaluation_after
+        if self.evaluation_before is None:
+            self.evaluation_before = evaluate(cohort.start)
+        self.evaluation_after = evaluate(server.params)
+
+    def _project(self, directions: Stack) -> Floats:
+        """Return the projections [n] of n local directions on g."""
+        return project(directions, self.direction, self.metric, per_tensor=self.per_tensor)
+
+    def _project_updates(self, cohort: Cohort) -> Floats:
+        """Return c [n] of the n clients of a cohort, whose directions follow from their updates."""
+        updates = {n: cohort.delta[n] for n in cohort.trained}
+        values = -self._project(updates)  # a gradient points against the update
+        if self.metric == "cosine":  # which does not depend on the length of g_i
+            return values
+        if self.local_direction in ("per_lr", "per_step"):
+            values = values / self._lr
+        if self.local_direction == "per_step":
+            values = values / np.maximum(cohort.steps, 1)
+        return values
+
+    def _keep(self, ids: Ids, projections: Floats) -> None:
+        """Set c of the clients `ids` to their `projections`, where these are finite."""
+        is_finite = np.isfinite(projections)
+        self.projections[ids[is_finite]] = projections[is_finite]
 
     def _reported_directions(self, ids: Ids, clients: Clients) -> Stack:
         """Return the directions that `ids` send besides their updates, by tensor [n, ...].
@@ -329,42 +361,3 @@ def cover(new: Ids, num_clients: int, num_rounds: int, rng: Generator) -> Ids:
     """Return up to ceil(N / `num_rounds`) random clients of `new`, which were never selected."""
     count = -(-num_clients // num_rounds)  # rounded up
     return ascending(rng.permutation(new)[:count])
-
-
-def usable(direction: Params) -> Params:
-    """Return `direction`, or {} if it is zero or not finite."""
-    squares = [tensor.double().square().sum() for tensor in direction.values()]
-    return direction if 0 < float(torch.stack(squares).sum()) < math.inf else {}
-
-
-def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) -> Floats:
-    """Return the projections <g_i, g> / |g| [K] of the K directions g_i on g.
-
-    `local` holds the g_i by tensor [K, ...], and `direction` g. `metric: cosine` also divides by
-    |g_i|, and `dot` by nothing. A projection is 0 if its denominator is 0. With `per_tensor` the
-    result is the mean of one projection for each tensor.
-    """
-    products = []  # <g_i, g>, |g_i|^2 and |g|^2 of each tensor
-    for name, vectors in local.items():
-        products.append(_products(vectors.flatten(1), direction[name].flatten().double()))
-    dots, local_squares, squares = (torch.stack(parts) for parts in zip(*products, strict=True))
-    if not per_tensor:
-        dots = row_sums(dots.T)[None]
-        local_squares = row_sums(local_squares.T)[None]
-        squares = row_sums(squares.T)[None]
-    norms = squares.sqrt().expand_as(dots)
-    if metric == "cosine":
-        norms = norms * local_squares.sqrt()
-    if metric == "dot":
-        norms = torch.ones_like(dots)
-    return mean_row(torch.where(norms > 0, dots / norms, 0.0)).cpu().numpy()
-
-
-def _products(vectors: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return <g_i, g> [K], |g_i|^2 [K] and |g|^2 [1] in float64."""
-    dots = direction.new_zeros(len(vectors))
-    squares = direction.new_zeros(len(vectors))
-    for rows, block in row_blocks(vectors):
-        dots[rows] = row_sums(block * direction)
-        squares[rows] = row_sums(block.square_())
-    return dots, squares, row_sums(direction.square()[None])

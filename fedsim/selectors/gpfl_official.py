@@ -46,7 +46,8 @@ from fedsim.selectors.base import (
     parameters,
     softmax,
 )
-from fedsim.selectors.gpfl import Exploration, cover, projections
+from fedsim.selectors.gpfl import Exploration, cover
+from fedsim.selectors.gradient_projection import project
 
 
 @parameters
@@ -100,7 +101,7 @@ class GPFLOfficial(Selector):
         self.latest_evaluation = evaluate(server.params)
         step = {n: server.params[n] - cohort.start[n] for n in cohort.trained}
         updates = {n: cohort.delta[n] for n in cohort.trained}
-        c = np.nan_to_num(projections(updates, step, "projection", per_tensor=True))
+        c = np.nan_to_num(project(updates, step, "projection", per_tensor=True))
         self.reward_sum[cohort.ids] += softmax(c) * reward_sign(before, self.latest_evaluation)
 
 

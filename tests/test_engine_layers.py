@@ -125,6 +125,13 @@ def test_a_batch_of_one_value_is_a_batch_of_variance_zero(
         assert layer.running_var.tolist() == var
 
 
+def test_a_batch_of_one_value_may_be_in_less_precision_than_the_statistics() -> None:
+    layer: Any = for_sequential(nn.BatchNorm1d(2, momentum=0.25))
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(torch.tensor([[8.0, 4.0]], dtype=torch.bfloat16))
+    assert layer.running_mean.tolist() == [2, 1]
+
+
 @pytest.mark.parametrize(("build", "momentum"), [(batched, 0.1), (reference, None)])
 def test_training_leaves_the_model_and_later_clients_as_they_were(
     build: Build, momentum: float | None

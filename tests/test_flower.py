@@ -202,6 +202,34 @@ def test_a_gradient_that_is_lost_is_zero_on_the_device() -> None:
         assert len(on_nodes(example, grid, *words).records) == 1
 
 
+class InDoublePrecision(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x.double())
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_gradients_of_a_model_in_double_precision_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warnings: list[Any] = []
+    monkeypatch.setattr("fedsim.flower.engine.LOG.warning", lambda *texts: warnings.append(texts))
+    words = (*RUN, *UNEQUAL, "selector=fl_dp3s", "num_rounds=2")
+    example = Example(*words)
+    app = client_app(
+        lambda: InDoublePrecision(example.model()),
+        lambda context: example.samples(context.node_config["partition-id"]),
+        answers=["gradients"],
+    )
+    model = InDoublePrecision(example.model())
+    strategy = Selecting(*words, model=model, server=example.server())
+    strategy.start(LocalGrid(app, range(NUM_CLIENTS)), timeout=1)
+    assert not warnings
+
+
 class Faulty(LocalGrid):
     """A Grid whose `spoil` changes the answers to training; it gets the round and the client."""
 

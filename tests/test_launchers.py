@@ -81,6 +81,7 @@ MISTAKES_WITH_A_DEVICE = [
     ("submitit_local", "gpus_per_node=1", "cuda", "device='cuda': needs a"),
     ("submitit_slurm", "gpus_per_node=null", "cuda", "must be > 0 for device=cuda"),
     ("submitit_slurm", "gres=gpu:2", "cuda", "on a slurm cluster?"),
+    ("submitit_slurm", "gres='license:1,gpu:a100:2'", "cuda", "on a slurm cluster?"),
 ]
 
 

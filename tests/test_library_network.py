@@ -143,7 +143,21 @@ class NormAndReLU(nn.BatchNorm2d):
 @pytest.mark.parametrize("copied", [for_batched, for_sequential])
 def test_a_batch_norm_with_a_forward_pass_of_its_own_is_rejected(copied: Any) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), NormAndReLU(4))
-    with pytest.raises(ConfigError, match=r"'1' \(NormAndReLU\) changes BatchNorm.*\n.*nn\.Batch"):
+    with pytest.raises(ConfigError, match=r"'1' \(NormAndReLU\) changes BatchNorm.*\n.*that layer"):
+        copied(model)
+
+
+class ScaledDropout(nn.Dropout):
+    """A dropout that does something else besides."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("copied", [for_batched, for_sequential])
+def test_a_dropout_with_a_forward_pass_of_its_own_is_rejected(copied: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), ScaledDropout(0.5))
+    with pytest.raises(ConfigError, match=r"'1' \(ScaledDropout\) changes Dropout.*\n.*that layer"):
         copied(model)
 
 

@@ -190,6 +190,18 @@ def test_the_screen_counts_verdicts_and_the_page_has_the_rules_once(
     assert page.count(RULES["holm"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("of_preset", "remark"), [([500], "3 of 500 rounds"), ([3], ""), ([3, 500], ""), ([5, 500], "")]
+)
+def test_a_number_of_rounds_is_named_where_it_is_not_the_only_one_of_the_preset(
+    of_preset: list[int], remark: str, other_rounds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [("", {"num_rounds": num_rounds}) for num_rounds in of_preset]
+    monkeypatch.setattr("fedsim.papers.protocol.preset_settings", lambda preset, scale: settings)
+    groups = groups_of(other_rounds)
+    assert Cases(groups, "gpfl_table2_fmnist").rounds(next(iter(groups))) == remark
+
+
 def test_other_rounds_under_the_presets_name_are_not_judged(
     other_rounds: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

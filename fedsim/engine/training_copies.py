@@ -20,7 +20,7 @@ from fedsim.engine.model import traveling
 from fedsim.engine.training_layers import KeyedDropout, LenientBatchNorm, MaskedBatchNorm
 
 USE_KEYED_DROPOUT = "nn.Dropout has masks keyed by seed, round, client and step: use that instead"
-USE_PLAIN_BATCH_NORM = "use nn.BatchNorm2d, and another layer for the rest"
+USE_PLAIN_LAYER = "use that layer itself, and another layer for the rest"
 USE_SEQUENTIAL = "engine=sequential runs it"
 
 
@@ -70,8 +70,9 @@ def _layer_problems(model: nn.Module, *, batched: bool) -> Iterator[Problem]:
     for path, layer in model.named_modules():
         if _is_random(layer):
             fault, remedy = "draws from torch's global generator", USE_KEYED_DROPOUT
-        elif _adds_to_batch_norm(layer):
-            fault, remedy = "changes BatchNorm, which training replaces", USE_PLAIN_BATCH_NORM
+        elif _has_own_forward(layer):
+            kind = "Dropout" if isinstance(layer, nn.Dropout) else "BatchNorm"
+            fault, remedy = f"changes {kind}, which training replaces", USE_PLAIN_LAYER
         elif batched and _mixes_samples(layer):
             fault, remedy = "cannot run for several clients at once", USE_SEQUENTIAL
         else:
@@ -87,8 +88,10 @@ def _is_random(layer: nn.Module) -> bool:
     return isinstance(layer, _DropoutNd) and not isinstance(layer, nn.Dropout) and layer.p > 0
 
 
-def _adds_to_batch_norm(layer: nn.Module) -> bool:
-    """Return whether the layer is a BatchNorm with a forward pass of its own."""
+def _has_own_forward(layer: nn.Module) -> bool:
+    """Return whether training replaces the layer, though it has a forward pass of its own."""
+    if isinstance(layer, nn.Dropout):
+        return type(layer).forward is not nn.Dropout.forward
     is_replaced = isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
     return is_replaced and type(layer).forward is not _BatchNorm.forward
 

@@ -142,7 +142,8 @@ class LenientBatchNorm(nn.BatchNorm2d):
                 share = self.momentum
                 if share is None:  # torch then takes the mean over all batches.
                     share = 1 / int(self.num_batches_tracked or 1)
-                self.running_mean.lerp_(x.flatten(), share)
+                mean = x.flatten().to(self.running_mean.dtype)
+                self.running_mean.lerp_(mean, share)
                 self.running_var.lerp_(torch.zeros_like(self.running_var), share)
         zeros = x - x
         if not self.affine:

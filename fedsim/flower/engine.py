@@ -164,8 +164,8 @@ class RemoteEngine(Engine):
     ) -> Iterator[Tensor]:
         """Yield the gradient of each list of positions; zeros for clients that do not answer."""
         names = list(self.trained if names is None else names)
-        num_values = sum(params[name].numel() for name in names)
-        zeros = torch.zeros(num_values, device=self.data.y.device)
+        asked = {name: params[name] for name in names}
+        zeros = torch.zeros_like(torch.cat([value.flatten() for value in asked.values()]))
         clients, answers = self._ask(GRADIENTS, params, positions, names=names)
         for client, answer in zip(clients, answers, strict=True):
             arrays = self._usable_arrays(client, answer, {"gradient": zeros})

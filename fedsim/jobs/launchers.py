@@ -249,7 +249,8 @@ class SubmititJobs(TaskLauncher):
     def gpus(self) -> tuple[str, float]:
         per_node = int(self.parameters.get("gpus_per_node") or 0)
         per_task = int(self.parameters.get("gpus_per_task") or 0)
-        by_resource = int(str(self.parameters.get("gres")).startswith("gpu"))
+        resources = str(self.parameters.get("gres")).split(",")  # such as license:1,gpu:a100:2
+        by_resource = int(any(resource.startswith("gpu") for resource in resources))
         return "hydra.launcher.gpus_per_node", max(per_node, per_task, by_resource)
 
     @property

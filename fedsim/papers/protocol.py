@@ -68,7 +68,9 @@ class Cases:
         as many, or if jobs of the preset differ in that."""
         ours = first_run(self.groups[name]).num_rounds
         lengths = {config["num_rounds"] for _, config in preset_settings(self.preset, "full")}
-        return f"{ours} of {max(lengths)} rounds" if len(lengths - {ours}) == 1 else ""
+        if len(lengths) > 1 or ours in lengths:
+            return ""
+        return f"{ours} of {lengths.pop()} rounds"
 
     def nearest(self, expected: Mapping[str, str]) -> list[str]:
         """Return the groups with these choices that have the fewest deviations; several if they

@@ -21,15 +21,9 @@ from fedsim.core.errors import DataError
 from fedsim.core.parameters import parameters
 from fedsim.data.base import LoadedData
 from fedsim.data.hf_description import Description, read_description
-from fedsim.data.parquet import (
-    SHARD,
-    SPLITS,
-    Parquet,
-    described_as,
-    features_of,
-    is_type,
-    pick_column,
-)
+from fedsim.data.parquet import Parquet
+from fedsim.data.parquet_columns import described_as, features_of, is_type, pick_column
+from fedsim.data.parquet_files import SHARD, SPLITS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,11 +10,7 @@ images. Shapes: n samples.
 """
 
 import hashlib
-import json
 import os
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -22,13 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import torch
 from annotated_types import Interval
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.arrays import Ints
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.parameters import parameters
-from fedsim.data.base import LoadedData, normalisation_problems, numbers_in
+from fedsim.data.base import LoadedData, normalisation_problems
 from fedsim.data.cache import (
     SourceFiles,
     load_or_build,
@@ -38,32 +33,35 @@ from fedsim.data.cache import (
     visible,
 )
 from fedsim.data.images import FromPath, Side, decode
+from fedsim.data.parquet_columns import (
+    class_labels,
+    class_names,
+    described_as,
+    encoded_samples,
+    holds_bytes,
+    is_type,
+    owners_of,
+    pick_column,
+)
+from fedsim.data.parquet_files import (
+    missing_shards,
+    require_new_content,
+    require_unique_rows,
+    split_of,
+)
+from fedsim.data.parquet_tables import (
+    bytes_needed,
+    concatenate,
+    data_errors,
+    open_table,
+    without_categories,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_CLASSES = 1_000_000
-"""Maximum number of classes; the last layer of a model has an output for each label up to the
-largest."""
 LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 """Names by which the column of labels is found."""
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-}
-"""The split that a word in the name of a file or folder stands for."""
-SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
-"""The name of a shard, such as train-00000-of-00002: what precedes, number, count, what follows."""
-COPY = re.compile(r"[ _-]*\bcopy( \d+)?$|( - copy)? ?\(\d+\)$", re.IGNORECASE)
-"""The end of a name that systems and browsers give to a copy: `train (1)`, `train copy`."""
-ROW_BYTES = 300
-"""Memory that a row needs in addition to its values while it is read."""
 LARGE_BYTES = 2**30
 """Files that need less memory than this are never rejected for their expansion."""
 MAX_EXPANSION = 1000
@@ -95,7 +93,7 @@ class Parquet(FromPath):
     def absent(self) -> list[str]:
         """Name the missing shards, or the missing file if there is none at all."""
         _, files = self._find_files()
-        return _missing_shards(files) if files else [f"a parquet file at {self._searched()}"]
+        return missing_shards(files) if files else [f"a parquet file at {self._searched()}"]
 
     def _find_files(self) -> tuple[Path, list[Path]]:
         """Return the first place of `path` that has parquet files, and these files, sorted."""
@@ -127,7 +125,7 @@ class Parquet(FromPath):
             with path.open("rb") as file:
                 self._columns(path, self._described(path, open_table(path, file).schema_arrow))
         for split, files in splits.items():
-            _require_unique_rows(files, split)
+            require_unique_rows(files, split)
         if "train" not in splits:
             raise DataError(
                 f"dataset.path={self.path}: no file is a training split (its name or folder says "
@@ -150,10 +148,10 @@ class Parquet(FromPath):
         lines = []
         for field in schema:
             line = f"column {field.name}: {field.type}"
-            classes = _class_names(schema, field.name)
+            classes = class_names(schema, field.name)
             if classes:
                 line += f", {len(classes)} classes ({shorten(', '.join(classes), 40)})"
-            elif rows and not _holds_bytes(field.type):
+            elif rows and not holds_bytes(field.type):
                 line += f", for example {shorten(str(rows[0][field.name]), 40)}"
             if field.name in uses:
                 line += f" (the {uses[field.name]})"
@@ -184,7 +182,7 @@ class Parquet(FromPath):
         for split, files in splits.items():
             for file in files:
                 sources.read(file)
-                _require_new_content(file, sources)
+                require_new_content(file, sources)
                 facts.append(f"{split} {file.name} {sources.sums[file]}")
         sha256 = sources.sha256
         require_sha256(self.sha256, sha256, f"dataset.path={self.path}")
@@ -222,7 +220,7 @@ class Parquet(FromPath):
 
     def _split_of(self, file: Path, root: Path, *, is_only_file: bool) -> str | None:
         """Return the split of a file below `root`; None: the file is not read."""
-        return _split_of(file, root, is_only_file=is_only_file)
+        return split_of(file, root, is_only_file=is_only_file)
 
     def _columns(self, path: Path, schema: "pa.Schema") -> list[str]:
         """Return the names of a file's columns of samples, labels and, if it has one, clients.
@@ -243,7 +241,7 @@ class Parquet(FromPath):
         candidates = self._image_columns(schema)
         image = pick_column("image_column", self.image_column, candidates, path, schema)
         kind = schema.field(image).type
-        if not _holds_bytes(kind):
+        if not holds_bytes(kind):
             raise DataError(
                 f"dataset.image_column={image}: must hold the encoded images themselves in every "
                 f"row, not {kind} as in {path}"
@@ -252,7 +250,7 @@ class Parquet(FromPath):
 
     def _image_columns(self, schema: "pa.Schema") -> list[str]:
         """Return the columns that may hold the images, by their description or their types."""
-        with_bytes = [field.name for field in schema if _holds_bytes(field.type)]
+        with_bytes = [field.name for field in schema if holds_bytes(field.type)]
         return described_as("Image", schema) or with_bytes
 
     def _label_columns(self, schema: "pa.Schema") -> list[str]:
@@ -269,24 +267,24 @@ class Parquet(FromPath):
         first_with_classes: tuple[Path, list[str]] | None = None
         for path in (*train_files, *test_files):
             table, num_bytes, label_column = self._read_table(path, sources)
-            classes = _class_names(table.schema, label_column)
+            classes = class_names(table.schema, label_column)
             if classes:
                 first_with_classes = first_with_classes or (path, classes)
                 _require_same_classes(*first_with_classes, path, classes)
             total_bytes += num_bytes
             require_memory(total_bytes, f"dataset.path={self.path}")
-            samples += _encoded_samples(table, path)
-            tables.append(_without_categories(table.remove_column(0)))
-            rows = _concatenate(tables, path)  # after each file, so that an error names the file
+            samples += encoded_samples(table, path)
+            tables.append(without_categories(table.remove_column(0)))
+            rows = concatenate(tables, path)  # after each file, so that an error names the file
         num_train = sum(table.num_rows for table in tables[: len(train_files)])
         train, test = self._split_rows(num_train, rows.num_rows if test_files else None)
-        labels, num_classes = _class_labels(rows, label_column, num_train if test_files else None)
+        labels, num_classes = class_labels(rows, label_column, num_train if test_files else None)
         x = self._samples(samples)
         y = torch.as_tensor(labels)
         tensors = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
         tensors["num_classes"] = torch.tensor(num_classes)
         if self.client_column is not None:
-            tensors |= _owners(rows, self.client_column, train, test)
+            tensors |= owners_of(rows, self.client_column, train, test)
         return tensors
 
     def _samples(self, values: "list[pa.Scalar]") -> Tensor:
@@ -306,12 +304,12 @@ class Parquet(FromPath):
         file = open_table(path, pa.BufferReader(content))
         schema = self._described(path, file.schema_arrow)
         columns = self._columns(path, schema)
-        num_bytes = _bytes_needed(file.metadata, columns)
+        num_bytes = bytes_needed(file.metadata, columns)
         require_memory(num_bytes, str(path), max(LARGE_BYTES, MAX_EXPANSION * len(content)))
         if num_bytes < LARGE_BYTES:
             # As a dictionary, an image that is in many rows is in memory once.
             file = open_table(path, pa.BufferReader(content), read_dictionary=columns[:1])
-        with _data_errors(path):
+        with data_errors(path):
             table = file.read(columns=columns).replace_schema_metadata(schema.metadata)
             return table, num_bytes, columns[1]
 
@@ -340,64 +338,6 @@ class Parquet(FromPath):
         return np.sort(order[num_test:]), np.sort(order[:num_test])
 
 
-def _split_of(file: Path, root: Path, *, is_only_file: bool) -> str:
-    """Return the split of a file below `root`.
-
-    A word in the file's name decides ("train-00000-of-00002"), otherwise a word in its folder's
-    name. If these words name no split, or several, the only file of a data set is training data.
-    One of several files raises `DataError`.
-    """
-    names = [file.stem]
-    if root not in (file, file.parent):
-        names.append(file.parent.name)
-    for name in names:
-        words = re.findall(r"[a-z]+", name.lower())
-        splits = {SPLITS[word] for word in words if word in SPLITS}
-        if len(splits) == 1:
-            return splits.pop()
-    if is_only_file:
-        return "train"
-    raise DataError(
-        f"{file}: its name, or its folder's, must have a word of one split ({', '.join(SPLITS)}); "
-        "rename it, or move it away if it is not part of the data set"
-    )
-
-
-def _require_unique_rows(files: Sequence[Path], split: str) -> None:
-    """Raise `DataError` if the files hold the rows of a split twice.
-
-    fedsim concludes this if they lie in two folders (two versions or configs), if one is a copy of
-    another, or if they divide the rows into two different numbers of shards.
-    """
-    # What all files with equal key must have in common, and the first of these files. The key "" is
-    # for all files, whose folder must be the same.
-    variants: dict[str, tuple[object, Path]] = {"": (files[0].parent, files[0])}
-    for file in files:
-        name = COPY.sub("", file.stem)
-        is_copy = name != file.stem
-        shard = SHARD.fullmatch(name)
-        data_name = shard[1] + shard[4] if shard else name
-        num_shards = shard and shard[3]
-        for key, variant in (("", file.parent), (data_name, (is_copy, num_shards))):
-            first_variant, first_file = variants.setdefault(key, (variant, file))
-            if first_variant != variant:
-                raise DataError(
-                    f"{first_file} and {file} would be read as one {split} split, its rows twice; "
-                    "move one of them away, or let dataset.path name the folder of one"
-                )
-
-
-def _require_new_content(file: Path, sources: SourceFiles) -> None:
-    """Raise `DataError` if another of the files that were read has the same rows as `file`."""
-    for other, checksum in sources.sums.items():
-        if other == file or checksum != sources.sums[file]:
-            continue
-        with file.open("rb") as stream:
-            has_rows = open_table(file, stream).metadata.num_rows > 0
-        if has_rows:
-            raise DataError(f"{other} and {file} have the same content; move one of them away")
-
-
 def _require_same_classes(
     first: Path, first_classes: list[str], path: Path, classes: list[str]
 ) -> None:
@@ -409,243 +349,3 @@ def _require_same_classes(
             f"{shorten(', '.join(first_classes), 60)} and {shorten(', '.join(classes), 60)}; write "
             "both with the same ClassLabel, or store the labels as strings"
         )
-
-
-def _missing_shards(files: Sequence[Path]) -> list[str]:
-    """Name the shards that are not there. The names of the other shards tell how many there are."""
-    present: dict[tuple[Path, str, int], set[int]] = {}  # by folder, name and count
-    for file in files:
-        shard = SHARD.fullmatch(file.stem)
-        if shard:
-            key = (file.parent, shard[1] + shard[4], int(shard[3]))
-            present.setdefault(key, set()).add(int(shard[2]))
-    messages = []
-    for (folder, name, count), numbers in present.items():
-        missing = sorted(set(range(count)) - numbers)
-        if missing:
-            listed = ", ".join(map(str, missing))
-            messages.append(f"shards {listed} of the {count} of {name!r} in {folder}")
-    return messages
-
-
-@contextmanager
-def _data_errors(path: Path) -> Iterator[None]:
-    """Raise `DataError` in place of the errors of PyArrow about a file."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except MemoryError:  # which is an ArrowException, too
-        raise
-    except (pa.ArrowException, OSError) as error:
-        remedy = "fetch it again, or make it again"
-        if path.suffix not in (".parquet", ".arrow"):
-            remedy = "convert it, for example with pandas.read_csv and DataFrame.to_parquet"
-        raise DataError(f"{path} is no sound parquet file ({error}); {remedy}") from error
-
-
-def open_table(path: Path, source: Any, **options: Any) -> Any:
-    """Return a file of the Hub's, opened as a parquet file.
-
-    The checksums of its pages are verified, if it has any (few files do).
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with _data_errors(path):
-        if path.suffix == ".arrow":
-            # A stream of Arrow's tables has no footer, so that it is rewritten as a parquet file.
-            content = pa.BufferOutputStream()
-            pq.write_table(pa.ipc.open_stream(source).read_all(), content)
-            source = pa.BufferReader(content.getvalue())
-        return pq.ParquetFile(source, page_checksum_verification=True, **options)
-
-
-def pick_column(
-    key: str, name: str | None, candidates: list[str], path: Path, schema: "pa.Schema"
-) -> str:
-    """Return the column `name`, or the only one of the `candidates` if `name` is None.
-
-    Raises `DataError` if there is none, or several. `key` is the config key for the message.
-    """
-    fitting = candidates if name is None else [column for column in schema.names if column == name]
-    if len(fitting) != 1:
-        possible = " and ".join(fitting) or "none of them"
-        raise DataError(
-            f"dataset.{key}={name}: the columns are {', '.join(schema.names)} in {path}, and "
-            f"{possible} may be meant; set it to one of them"
-        )
-    return fitting[0]
-
-
-def _bytes_needed(metadata: Any, columns: Sequence[str]) -> int:
-    """Return the memory that the columns of a file need, computed from its footer."""
-    num_bytes = ROW_BYTES * metadata.num_rows
-    for group_number in range(metadata.num_row_groups):
-        group = metadata.row_group(group_number)
-        for index in range(group.num_columns):
-            chunk = group.column(index)
-            if chunk.path_in_schema in columns:
-                num_bytes += chunk.total_uncompressed_size
-    return num_bytes
-
-
-def _without_categories(table: "pa.Table") -> "pa.Table":
-    """Return the table with plain columns in place of dictionary-encoded ones (categories)."""
-    for index, column in enumerate(table.columns):
-        if is_type(column.type, "dictionary"):
-            values = column.cast(column.type.value_type)
-            table = table.set_column(index, table.column_names[index], values)
-    return table
-
-
-def _concatenate(tables: Sequence["pa.Table"], latest: Path) -> "pa.Table":
-    """Return the rows of all tables as one. `latest` is the file of the last table, for messages.
-
-    Raises `DataError` if columns of equal name have types that do not fit together.
-    """
-    import pyarrow as pa
-
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise DataError(
-            f"{latest}: a column differs from that of the files before it ({error}); write the "
-            "files of all splits with one type a column, or move one away"
-        ) from error
-
-
-def _encoded_samples(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
-    """Return the encoded images, or texts, of all rows, which are in the first column.
-
-    Raises `DataError` if a row has no image; a text may be missing.
-    """
-    from pyarrow import compute
-
-    column = table.column(0)
-    if is_type(column.type, "struct"):
-        column = compute.struct_field(column, "bytes")
-    value_type = getattr(column.type, "value_type", column.type)
-    if column.null_count and not is_type(value_type, "string", "large_string"):
-        raise DataError(
-            f"dataset.image_column={table.column_names[0]}: must hold the encoded images "
-            f"themselves in every row; {column.null_count} are missing in {path}"
-        )
-    return list(column)
-
-
-def _holds_bytes(kind: "pa.DataType") -> bool:
-    """Return whether a column of this type may hold encoded images: bytes, or structs of these."""
-    if is_type(kind, "struct"):
-        index = kind.get_field_index("bytes")
-        return index >= 0 and _holds_bytes(kind.field(index).type)
-    return is_type(kind, "binary", "large_binary")
-
-
-def is_type(kind: "pa.DataType", *names: str) -> bool:
-    """Return whether `kind` is one of the types that pyarrow calls `names`."""
-    from pyarrow import types
-
-    return any(getattr(types, f"is_{name}")(kind) for name in names)
-
-
-def _class_labels(table: "pa.Table", name: str, num_train: int | None) -> tuple[Ints, int]:
-    """Return the labels [n] and the number of classes.
-
-    Integer labels stay as they are; other values are numbered in sorted order. The first
-    `num_train` rows are those of the training files; None: no file is one of the test split. Raises
-    `DataError` if integers are out of range, or if only test files have a class.
-    """
-    values = _values(table, name, "label_column")
-    key = f"dataset.label_column={name}"
-    if not np.issubdtype(values.dtype, np.integer):
-        classes, labels = np.unique(values, return_inverse=True)
-        if num_train is not None:
-            unknown = np.setdiff1d(values[num_train:], values[:num_train])
-            if len(unknown):
-                listed = shorten(", ".join(map(repr, unknown.tolist())), 60)
-                raise DataError(
-                    f"{key}: test rows have classes that no training row has: {listed}; correct "
-                    "the spelling, or leave out these rows"
-                )
-        return labels.astype(np.int64), len(classes)
-    low, high = int(values.min()), int(values.max())
-    if low < 0:
-        count = np.count_nonzero(values == low)
-        message = f"{key}: {count} of {len(values)} labels are {low}"
-        if num_train is None or values[:num_train].min() < 0:
-            raise DataError(f"{message}; number the classes from 0, or store the labels as strings")
-        raise DataError(
-            f"{message}, as in a test split that hides them; move its files away: the validation "
-            "split, or a dataset.test_fraction of the rows, takes its place"
-        )
-    if high >= MAX_CLASSES:
-        raise DataError(
-            f"dataset.label_column={name}: labels are numbers of classes and must lie in "
-            f"0..{MAX_CLASSES - 1}, found {low}..{high}; number the classes from 0, or store the "
-            "labels as strings"
-        )
-    names = _class_names(table.schema, name)
-    if names and high >= len(names):
-        raise DataError(
-            f"{key}: has the label {high}, but its description names only {len(names)} classes; "
-            "correct the description"
-        )
-    return values.astype(np.int64), len(names) or high + 1
-
-
-def _class_names(schema: "pa.Schema", name: str) -> list[str]:
-    """Return the names of classes in a column's Hugging Face metadata; none without any."""
-    names = features_of(schema).get(name, {}).get("names")
-    return list(map(str, names)) if isinstance(names, list) else []
-
-
-def features_of(schema: "pa.Schema") -> dict[str, dict[str, Any]]:
-    """Return the Hugging Face description of each column that has one.
-
-    `_type` is "Image", "ClassLabel" (which has `names`), "Value" and so on.
-    """
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: value for name, value in features.items() if isinstance(value, dict)}
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-        return {}
-
-
-def described_as(kind: str, schema: "pa.Schema") -> list[str]:
-    """Return the columns that the Hugging Face description says to be of a kind."""
-    features = features_of(schema)
-    return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
-
-
-def _owners(table: "pa.Table", name: str, train: Ints, test: Ints) -> dict[str, Tensor]:
-    """Return `train_owners` [n_train] and `test_owners` [n_test]: the number of each row's owner.
-
-    Owners are numbered in the sorted order of their names. A test owner without training rows is
-    -1. There are no `test_owners` if one of the test rows names no owner.
-    """
-    train_names = _values(table.take(train), name, "client_column")
-    known, numbers = np.unique(train_names, return_inverse=True)
-    owners = {"train_owners": torch.as_tensor(numbers.astype(np.int64))}
-    test_table = table.select([name]).take(test)
-    if not test_table.column(name).null_count:
-        test_names = _values(test_table, name, "client_column")
-        owners["test_owners"] = torch.as_tensor(numbers_in(known, test_names))
-    return owners
-
-
-def _values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
-    """Return the values of a column of integers, booleans or strings.
-
-    Raises `DataError` for other types, and if a value is missing.
-    """
-    if name not in table.column_names:
-        raise DataError(f"dataset.{key}={name}: no file has this column")
-    column = table.column(name)
-    if column.null_count:
-        raise DataError(
-            f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing"
-        )
-    if not is_type(column.type, "integer", "string", "large_string", "boolean"):
-        raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
-    return column.to_numpy()

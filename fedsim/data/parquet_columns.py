@@ -1,0 +1,179 @@
+"""Columns of a table in the Hugging Face layout: which of them holds samples, labels or owners, and
+their values.
+
+The metadata of a file may describe its columns (`features_of`). Shapes: n rows.
+"""
+
+import json
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.core.arrays import Ints
+from fedsim.core.errors import DataError
+from fedsim.data.base import numbers_in
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_CLASSES = 1_000_000
+"""Maximum number of classes; the last layer of a model has an output for each label up to the
+largest."""
+
+
+def pick_column(
+    key: str, name: str | None, candidates: list[str], path: Path, schema: "pa.Schema"
+) -> str:
+    """Return the column `name`, or the only one of the `candidates` if `name` is None.
+
+    Raises `DataError` if there is none, or several. `key` is the config key for the message.
+    """
+    fitting = candidates if name is None else [column for column in schema.names if column == name]
+    if len(fitting) != 1:
+        possible = " and ".join(fitting) or "none of them"
+        raise DataError(
+            f"dataset.{key}={name}: the columns are {', '.join(schema.names)} in {path}, and "
+            f"{possible} may be meant; set it to one of them"
+        )
+    return fitting[0]
+
+
+def is_type(kind: "pa.DataType", *names: str) -> bool:
+    """Return whether `kind` is one of the types that pyarrow calls `names`."""
+    from pyarrow import types
+
+    return any(getattr(types, f"is_{name}")(kind) for name in names)
+
+
+def holds_bytes(kind: "pa.DataType") -> bool:
+    """Return whether a column of this type may hold encoded images: bytes, or structs of these."""
+    if is_type(kind, "struct"):
+        index = kind.get_field_index("bytes")
+        return index >= 0 and holds_bytes(kind.field(index).type)
+    return is_type(kind, "binary", "large_binary")
+
+
+def class_names(schema: "pa.Schema", name: str) -> list[str]:
+    """Return the names of classes in a column's Hugging Face metadata; none without any."""
+    names = features_of(schema).get(name, {}).get("names")
+    return list(map(str, names)) if isinstance(names, list) else []
+
+
+def features_of(schema: "pa.Schema") -> dict[str, dict[str, Any]]:
+    """Return the Hugging Face description of each column that has one.
+
+    `_type` is "Image", "ClassLabel" (which has `names`), "Value" and so on.
+    """
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: value for name, value in features.items() if isinstance(value, dict)}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return {}
+
+
+def described_as(kind: str, schema: "pa.Schema") -> list[str]:
+    """Return the columns that the Hugging Face description says to be of a kind."""
+    features = features_of(schema)
+    return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
+
+
+def class_labels(table: "pa.Table", name: str, num_train: int | None) -> tuple[Ints, int]:
+    """Return the labels [n] and the number of classes.
+
+    Integer labels stay as they are; other values are numbered in sorted order. The first
+    `num_train` rows are those of the training files; None: no file is one of the test split. Raises
+    `DataError` if integers are out of range, or if only test files have a class.
+    """
+    values = values_of(table, name, "label_column")
+    key = f"dataset.label_column={name}"
+    if not np.issubdtype(values.dtype, np.integer):
+        classes, labels = np.unique(values, return_inverse=True)
+        if num_train is not None:
+            unknown = np.setdiff1d(values[num_train:], values[:num_train])
+            if len(unknown):
+                listed = shorten(", ".join(map(repr, unknown.tolist())), 60)
+                raise DataError(
+                    f"{key}: test rows have classes that no training row has: {listed}; correct "
+                    "the spelling, or leave out these rows"
+                )
+        return labels.astype(np.int64), len(classes)
+    low, high = int(values.min()), int(values.max())
+    if low < 0:
+        count = np.count_nonzero(values == low)
+        message = f"{key}: {count} of {len(values)} labels are {low}"
+        if num_train is None or values[:num_train].min() < 0:
+            raise DataError(f"{message}; number the classes from 0, or store the labels as strings")
+        raise DataError(
+            f"{message}, as in a test split that hides them; move its files away: the validation "
+            "split, or a dataset.test_fraction of the rows, takes its place"
+        )
+    if high >= MAX_CLASSES:
+        raise DataError(
+            f"dataset.label_column={name}: labels are numbers of classes and must lie in "
+            f"0..{MAX_CLASSES - 1}, found {low}..{high}; number the classes from 0, or store the "
+            "labels as strings"
+        )
+    names = class_names(table.schema, name)
+    if names and high >= len(names):
+        raise DataError(
+            f"{key}: has the label {high}, but its description names only {len(names)} classes; "
+            "correct the description"
+        )
+    return values.astype(np.int64), len(names) or high + 1
+
+
+def owners_of(table: "pa.Table", name: str, train: Ints, test: Ints) -> dict[str, Tensor]:
+    """Return `train_owners` [n_train] and `test_owners` [n_test]: the number of each row's owner.
+
+    Owners are numbered in the sorted order of their names. A test owner without training rows is
+    -1. There are no `test_owners` if one of the test rows names no owner.
+    """
+    train_names = values_of(table.take(train), name, "client_column")
+    known, numbers = np.unique(train_names, return_inverse=True)
+    owners = {"train_owners": torch.as_tensor(numbers.astype(np.int64))}
+    test_table = table.select([name]).take(test)
+    if not test_table.column(name).null_count:
+        test_names = values_of(test_table, name, "client_column")
+        owners["test_owners"] = torch.as_tensor(numbers_in(known, test_names))
+    return owners
+
+
+def values_of(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
+    """Return the values of a column of integers, booleans or strings.
+
+    Raises `DataError` for other types, and if a value is missing.
+    """
+    if name not in table.column_names:
+        raise DataError(f"dataset.{key}={name}: no file has this column")
+    column = table.column(name)
+    if column.null_count:
+        raise DataError(
+            f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing"
+        )
+    if not is_type(column.type, "integer", "string", "large_string", "boolean"):
+        raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
+    return column.to_numpy()
+
+
+def encoded_samples(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
+    """Return the encoded images, or texts, of all rows, which are in the first column.
+
+    Raises `DataError` if a row has no image; a text may be missing.
+    """
+    from pyarrow import compute
+
+    column = table.column(0)
+    if is_type(column.type, "struct"):
+        column = compute.struct_field(column, "bytes")
+    value_type = getattr(column.type, "value_type", column.type)
+    if column.null_count and not is_type(value_type, "string", "large_string"):
+        raise DataError(
+            f"dataset.image_column={table.column_names[0]}: must hold the encoded images "
+            f"themselves in every row; {column.null_count} are missing in {path}"
+        )
+    return list(column)

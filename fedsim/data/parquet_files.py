@@ -1,0 +1,105 @@
+"""Files of a data set in the Hugging Face layout: to which splits they belong, and mistakes such as
+missing shards and rows that occur twice.
+
+The name of a file, or of its folder, says to which split its rows belong: train, test or
+validation. A split may be divided into several files, its shards.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsim.core.errors import DataError
+from fedsim.data.cache import SourceFiles
+from fedsim.data.parquet_tables import open_table
+
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+}
+"""The split that a word in the name of a file or folder stands for."""
+SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
+"""The name of a shard, such as train-00000-of-00002: what precedes, number, count, what follows."""
+COPY = re.compile(r"[ _-]*\bcopy( \d+)?$|( - copy)? ?\(\d+\)$", re.IGNORECASE)
+"""The end of a name that systems and browsers give to a copy: `train (1)`, `train copy`."""
+
+
+def split_of(file: Path, root: Path, *, is_only_file: bool) -> str:
+    """Return the split of a file below `root`.
+
+    A word in the file's name decides ("train-00000-of-00002"), otherwise a word in its folder's
+    name. If these words name no split, or several, the only file of a data set is training data.
+    One of several files raises `DataError`.
+    """
+    names = [file.stem]
+    if root not in (file, file.parent):
+        names.append(file.parent.name)
+    for name in names:
+        words = re.findall(r"[a-z]+", name.lower())
+        splits = {SPLITS[word] for word in words if word in SPLITS}
+        if len(splits) == 1:
+            return splits.pop()
+    if is_only_file:
+        return "train"
+    raise DataError(
+        f"{file}: its name, or its folder's, must have a word of one split ({', '.join(SPLITS)}); "
+        "rename it, or move it away if it is not part of the data set"
+    )
+
+
+def require_unique_rows(files: Sequence[Path], split: str) -> None:
+    """Raise `DataError` if the files hold the rows of a split twice.
+
+    fedsim concludes this if they lie in two folders (two versions or configs), if one is a copy of
+    another, or if they divide the rows into two different numbers of shards.
+    """
+    # What all files with equal key must have in common, and the first of these files. The key "" is
+    # for all files, whose folder must be the same.
+    variants: dict[str, tuple[object, Path]] = {"": (files[0].parent, files[0])}
+    for file in files:
+        name = COPY.sub("", file.stem)
+        is_copy = name != file.stem
+        shard = SHARD.fullmatch(name)
+        data_name = shard[1] + shard[4] if shard else name
+        num_shards = shard and shard[3]
+        for key, variant in (("", file.parent), (data_name, (is_copy, num_shards))):
+            first_variant, first_file = variants.setdefault(key, (variant, file))
+            if first_variant != variant:
+                raise DataError(
+                    f"{first_file} and {file} would be read as one {split} split, its rows twice; "
+                    "move one of them away, or let dataset.path name the folder of one"
+                )
+
+
+def require_new_content(file: Path, sources: SourceFiles) -> None:
+    """Raise `DataError` if another of the files that were read has the same rows as `file`."""
+    for other, checksum in sources.sums.items():
+        if other == file or checksum != sources.sums[file]:
+            continue
+        with file.open("rb") as stream:
+            has_rows = open_table(file, stream).metadata.num_rows > 0
+        if has_rows:
+            raise DataError(f"{other} and {file} have the same content; move one of them away")
+
+
+def missing_shards(files: Sequence[Path]) -> list[str]:
+    """Name the shards that are not there. The names of the other shards tell how many there are."""
+    present: dict[tuple[Path, str, int], set[int]] = {}  # by folder, name and count
+    for file in files:
+        shard = SHARD.fullmatch(file.stem)
+        if shard:
+            key = (file.parent, shard[1] + shard[4], int(shard[3]))
+            present.setdefault(key, set()).add(int(shard[2]))
+    messages = []
+    for (folder, name, count), numbers in present.items():
+        missing = sorted(set(range(count)) - numbers)
+        if missing:
+            listed = ", ".join(map(str, missing))
+            messages.append(f"shards {listed} of the {count} of {name!r} in {folder}")
+    return messages

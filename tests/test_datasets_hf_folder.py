@@ -322,6 +322,23 @@ def test_caches_of_the_library_datasets_are_no_data(tmp_path: Path) -> None:
     assert (data.train.y.tolist(), data.test.y.tolist()) == ([0], [1])
 
 
+def test_names_of_classes_may_be_described_in_a_later_file_alone(tmp_path: Path) -> None:
+    table = described({"body": ["a"], "kind": [1]}, {"body": STRING})
+    write(tmp_path / "set" / "train.parquet", table)
+    features = {"body": STRING, "kind": {"_type": "ClassLabel", "names": ["ant", "bee", "cat"]}}
+    table = described({"body": ["b"], "kind": [0]}, features)
+    write(tmp_path / "set" / "test.parquet", table)
+    assert load(tmp_path / "set", label_column="kind").num_classes == 3
+
+
+def test_files_must_have_their_labels_in_one_column(tmp_path: Path) -> None:
+    write(tmp_path / "set" / "train.parquet", described({"body": ["a"], "label": [0]}, {}))
+    write(tmp_path / "set" / "test.parquet", described({"body": ["b"], "labels": [0]}, {}))
+    rule = r"the column label of .*train\.parquet, and in labels of .*test\.parquet"
+    with pytest.raises(DataError, match=rule):
+        load(tmp_path / "set")
+
+
 def test_files_must_number_the_classes_alike(tmp_path: Path) -> None:
     """In the test file "cat" has the number 1, which is "bee" in the training file."""
     write(tmp_path / "set" / "train.parquet", texts_table(["a", "b", "c"], [0, 1, 2]))

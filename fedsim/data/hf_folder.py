@@ -115,7 +115,8 @@ class HFFolder(Parquet):
         folder's."""
         shard = SHARD.fullmatch(file.stem)
         if shard:
-            own_names = [shard[1], *shard[1].split("-")]
+            split = shard["before"]
+            own_names = [split, *split.split("-")]
         else:
             own_names = [file.stem, *re.split(r"[^a-zA-Z]+", file.stem)]
         if root in (file, file.parent):

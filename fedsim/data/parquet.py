@@ -11,6 +11,7 @@ images. Shapes: n samples.
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -34,14 +35,18 @@ from fedsim.data.cache import (
 )
 from fedsim.data.images import FromPath, Side, decode
 from fedsim.data.parquet_columns import (
+    FileContent,
     class_labels,
     class_names,
+    classes_of,
+    concatenate,
     described_as,
     encoded_samples,
     holds_bytes,
     is_type,
     owners_of,
     pick_column,
+    require_same_labels,
 )
 from fedsim.data.parquet_files import (
     missing_shards,
@@ -51,7 +56,6 @@ from fedsim.data.parquet_files import (
 )
 from fedsim.data.parquet_tables import (
     bytes_needed,
-    concatenate,
     data_errors,
     open_table,
     without_categories,
@@ -136,42 +140,51 @@ class Parquet(FromPath):
     def describe(self) -> list[str]:
         """Return lines about each column of the first training file, the splits and the clients."""
         _, splits = self.inspect()
-        file = splits["train"][0]
+        lines = self._describe_columns(splits["train"][0])
+        read = set()
+        for split, files in splits.items():
+            lines.append(self._describe_split(split, files))
+            read.update(files)
+        unread = [file.name for file in self._find_files()[1] if file not in read]
+        if unread:
+            lines.append(f"not read: {shorten(', '.join(unread), 100)}")
+        return lines
+
+    def _describe_columns(self, file: Path) -> list[str]:
+        """Return a line about each column of a file: its type, classes or a value, and its use."""
         with file.open("rb") as stream:
             table = open_table(file, stream)
             schema = self._described(file, table.schema_arrow)
             first_batch = next(table.iter_batches(batch_size=1), None)
+        first_row = first_batch.to_pylist()[0] if first_batch else {}
         sample, *others = self._columns(file, schema)
-        chosen = (sample.removesuffix(".bytes"), *others)
-        uses = dict(zip(chosen, ("sample", "label", "client"), strict=False))
-        rows = first_batch.to_pylist() if first_batch else []
+        used = (sample.removesuffix(".bytes"), *others)
+        uses = dict(zip(used, ("sample", "label", "client"), strict=False))
         lines = []
         for field in schema:
             line = f"column {field.name}: {field.type}"
             classes = class_names(schema, field.name)
             if classes:
                 line += f", {len(classes)} classes ({shorten(', '.join(classes), 40)})"
-            elif rows and not holds_bytes(field.type):
-                line += f", for example {shorten(str(rows[0][field.name]), 40)}"
+            elif first_row and not holds_bytes(field.type):
+                line += f", for example {shorten(str(first_row[field.name]), 40)}"
             if field.name in uses:
                 line += f" (the {uses[field.name]})"
             lines.append(line)
-        for split, files in splits.items():
-            num_rows = 0
-            clients: set[Any] = set()
-            for file in files:
-                with file.open("rb") as stream:
-                    table = open_table(file, stream)
-                    num_rows += table.metadata.num_rows
-                    if self.client_column in table.schema_arrow.names:
-                        clients.update(table.read([self.client_column]).column(0).to_pylist())
-            owned = f" of {len(clients):,} clients" if clients else ""
-            lines.append(f"split {split}: {num_rows:,} samples{owned}")
-        read = {file for files in splits.values() for file in files}
-        unread = [file.name for file in self._find_files()[1] if file not in read]
-        if unread:
-            lines.append(f"not read: {shorten(', '.join(unread), 100)}")
         return lines
+
+    def _describe_split(self, split: str, files: Sequence[Path]) -> str:
+        """Return a line about the numbers of samples and of clients in the files of a split."""
+        num_rows = 0
+        clients: set[Any] = set()
+        for file in files:
+            with file.open("rb") as stream:
+                table = open_table(file, stream)
+                num_rows += table.metadata.num_rows
+                if self.client_column in table.schema_arrow.names:
+                    clients.update(table.read([self.client_column]).column(0).to_pylist())
+        owned = f" of {len(clients):,} clients" if clients else ""
+        return f"split {split}: {num_rows:,} samples{owned}"
 
     def load(self) -> LoadedData:
         """Return the data, from the cache if the same files were decoded in the same way before."""
@@ -261,24 +274,16 @@ class Parquet(FromPath):
         """Return the tensors of both splits, decoded from the files."""
         train_files = splits["train"]
         test_files = splits.get("test", splits.get("validation", []))
-        tables: list[pa.Table] = []
-        samples: list[pa.Scalar] = []
-        total_bytes = 0
-        first_with_classes: tuple[Path, list[str]] | None = None
-        for path in (*train_files, *test_files):
-            table, num_bytes, label_column = self._read_table(path, sources)
-            classes = class_names(table.schema, label_column)
-            if classes:
-                first_with_classes = first_with_classes or (path, classes)
-                _require_same_classes(*first_with_classes, path, classes)
-            total_bytes += num_bytes
-            require_memory(total_bytes, f"dataset.path={self.path}")
-            samples += encoded_samples(table, path)
-            tables.append(without_categories(table.remove_column(0)))
-            rows = concatenate(tables, path)  # after each file, so that an error names the file
-        num_train = sum(table.num_rows for table in tables[: len(train_files)])
-        train, test = self._split_rows(num_train, rows.num_rows if test_files else None)
-        labels, num_classes = class_labels(rows, label_column, num_train if test_files else None)
+        contents = self._read_files([*train_files, *test_files], sources)
+        rows = concatenate(contents)
+        num_train = sum(content.rows.num_rows for content in contents[: len(train_files)])
+        if test_files:
+            train, test = self._given_split(num_train, rows.num_rows)
+        else:
+            train, test = self._random_split(num_train)
+        column, classes = contents[0].label_column, classes_of(contents)
+        labels, num_classes = class_labels(rows, column, classes, num_train)
+        samples = [sample for content in contents for sample in content.samples]
         x = self._samples(samples)
         y = torch.as_tensor(labels)
         tensors = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
@@ -292,60 +297,70 @@ class Parquet(FromPath):
         name = f"dataset.path={self.path}"
         return decode(lambda value: value.as_py(), values, mode=None, size=self.size, name=name)
 
-    def _read_table(self, path: Path, sources: SourceFiles) -> tuple["pa.Table", int, str]:
-        """Return the rows of a file, the memory that they need, and the name of the label column.
+    def _read_files(self, files: Sequence[Path], sources: SourceFiles) -> list[FileContent]:
+        """Return the contents of all files. Raises `DataError` if they do not fit together, or need
+        too much memory."""
+        contents: list[FileContent] = []
+        total_bytes = 0
+        for file in files:
+            content, num_bytes = self._read_file(file, sources)
+            total_bytes += num_bytes
+            require_memory(total_bytes, f"dataset.path={self.path}")
+            contents.append(content)
+        require_same_labels(contents)
+        return contents
 
-        The first column holds the images. Raises `DataError` before reading if the rows need too
-        much memory.
+    def _read_file(self, path: Path, sources: SourceFiles) -> tuple[FileContent, int]:
+        """Return the content of a file, and the memory that it needs in bytes.
+
+        Raises `DataError` before reading if that is too much.
         """
         import pyarrow as pa
 
-        content = sources.read(path)
-        file = open_table(path, pa.BufferReader(content))
+        data = sources.read(path)
+        file = open_table(path, pa.BufferReader(data))
         schema = self._described(path, file.schema_arrow)
         columns = self._columns(path, schema)
         num_bytes = bytes_needed(file.metadata, columns)
-        require_memory(num_bytes, str(path), max(LARGE_BYTES, MAX_EXPANSION * len(content)))
+        require_memory(num_bytes, str(path), max(LARGE_BYTES, MAX_EXPANSION * len(data)))
         if num_bytes < LARGE_BYTES:
             # As a dictionary, an image that is in many rows is in memory once.
-            file = open_table(path, pa.BufferReader(content), read_dictionary=columns[:1])
+            file = open_table(path, pa.BufferReader(data), read_dictionary=columns[:1])
         with data_errors(path):
             table = file.read(columns=columns).replace_schema_metadata(schema.metadata)
-            return table, num_bytes, columns[1]
+        content = FileContent(
+            path=path,
+            samples=encoded_samples(table, path),
+            rows=without_categories(table.remove_column(0)),
+            label_column=columns[1],
+            classes=class_names(schema, columns[1]),
+        )
+        return content, num_bytes
 
-    def _split_rows(self, num_train: int, num_rows: int | None) -> tuple[Ints, Ints]:
-        """Return the positions of the training rows and of the test rows.
+    def _given_split(self, num_train: int, num_rows: int) -> tuple[Ints, Ints]:
+        """Return the positions of the training rows, which come first, and of the test rows.
 
-        The first `num_train` rows are those of the training split, and the rows of the test split
-        follow. `num_rows` is the number of rows of both; None: there is no test split. Raises
-        `DataError` if one of them would be empty.
+        Raises `DataError` if one of them would be empty.
         """
-        if num_rows is not None:
-            for split, count in (("train", num_train), ("test", num_rows - num_train)):
-                if count == 0:
-                    raise DataError(f"dataset.path={self.path}: the {split} split has no rows")
-            return np.arange(num_train), np.arange(num_train, num_rows)
-        if num_train == 0:
+        for split, count in (("train", num_train), ("test", num_rows - num_train)):
+            if count == 0:
+                raise DataError(f"dataset.path={self.path}: the {split} split has no rows")
+        return np.arange(num_train), np.arange(num_train, num_rows)
+
+    def _random_split(self, num_rows: int) -> tuple[Ints, Ints]:
+        """Return the positions of the training rows and of a random share of test rows, both
+        ascending.
+
+        Raises `DataError` if one of them would be empty.
+        """
+        if num_rows == 0:
             raise DataError(f"dataset.path={self.path}: the train split has no rows")
-        num_test = round(self.test_fraction * num_train)
-        if not 0 < num_test < num_train:
+        num_test = round(self.test_fraction * num_rows)
+        if not 0 < num_test < num_rows:
             raise DataError(
                 f"dataset.test_fraction={self.test_fraction}: {self.path} has no test split; set "
-                f"the share of its {num_train} rows to test on, e.g. 0.1"
+                f"the share of its {num_rows} rows to test on, e.g. 0.1"
             )
         # The seed is fixed, because the split belongs to the data set, not to a run.
-        order = np.random.default_rng(0).permutation(num_train)
+        order = np.random.default_rng(0).permutation(num_rows)
         return np.sort(order[num_test:]), np.sort(order[:num_test])
-
-
-def _require_same_classes(
-    first: Path, first_classes: list[str], path: Path, classes: list[str]
-) -> None:
-    """Raise `DataError` if the numbers of classes have other names in `path` than in the first
-    file."""
-    if classes != first_classes:
-        raise DataError(
-            f"{first} and {path} number the classes differently: "
-            f"{shorten(', '.join(first_classes), 60)} and {shorten(', '.join(classes), 60)}; write "
-            "both with the same ClassLabel, or store the labels as strings"
-        )

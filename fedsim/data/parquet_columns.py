@@ -5,6 +5,8 @@ The metadata of a file may describe its columns (`features_of`). Shapes: n rows.
 """
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,72 @@ if TYPE_CHECKING:
 MAX_CLASSES = 1_000_000
 """Maximum number of classes; the last layer of a model has an output for each label up to the
 largest."""
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """What was read from a file of n rows.
+
+    - `samples`: the encoded images or texts [n].
+    - `rows`: the columns of labels and owners.
+    - `classes`: the names of the classes that labels are numbers of; empty if none are described.
+    """
+
+    path: Path
+    samples: list["pa.Scalar"]
+    rows: "pa.Table"
+    label_column: str
+    classes: list[str]
+
+
+def require_same_labels(contents: Sequence[FileContent]) -> None:
+    """Raise `DataError` if two files have labels in different columns, or names of classes that
+    differ."""
+    first_described: FileContent | None = None
+    for content in contents:
+        if content.label_column != contents[0].label_column:
+            raise DataError(
+                f"dataset.label_column=null: the labels are in the column "
+                f"{contents[0].label_column} of {contents[0].path}, and in {content.label_column} "
+                f"of {content.path}; rename one of the columns"
+            )
+        if not content.classes:
+            continue
+        first_described = first_described or content
+        if content.classes != first_described.classes:
+            raise DataError(
+                f"{first_described.path} and {content.path} number the classes differently: "
+                f"{shorten(', '.join(first_described.classes), 60)} and "
+                f"{shorten(', '.join(content.classes), 60)}; write both with the same ClassLabel, "
+                "or store the labels as strings"
+            )
+
+
+def classes_of(contents: Sequence[FileContent]) -> list[str]:
+    """Return the names of the classes from the first file that describes them."""
+    for content in contents:
+        if content.classes:
+            return content.classes
+    return []
+
+
+def concatenate(contents: Sequence[FileContent]) -> "pa.Table":
+    """Return the rows of all files as one table.
+
+    Raises `DataError` if columns of equal name have types that do not fit together.
+    """
+    import pyarrow as pa
+
+    rows = contents[0].rows
+    for content in contents[1:]:
+        try:
+            rows = pa.concat_tables([rows, content.rows], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{content.path}: a column differs from that of the files before it ({error}); "
+                "write the files of all splits with one type a column, or move one away"
+            ) from error
+    return rows
 
 
 def pick_column(
@@ -82,31 +150,38 @@ def described_as(kind: str, schema: "pa.Schema") -> list[str]:
     return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
 
 
-def class_labels(table: "pa.Table", name: str, num_train: int | None) -> tuple[Ints, int]:
-    """Return the labels [n] and the number of classes.
+def class_labels(
+    rows: "pa.Table", name: str, classes: Sequence[str], num_train: int
+) -> tuple[Ints, int]:
+    """Return the labels [n] in the column `name`, and the number of classes.
 
-    Integer labels stay as they are; other values are numbered in sorted order. The first
-    `num_train` rows are those of the training files; None: no file is one of the test split. Raises
-    `DataError` if integers are out of range, or if only test files have a class.
+    Integers are numbers of classes, which have the names `classes` if these are given. Other values
+    are numbered in sorted order. The first `num_train` rows are those of the training files. Raises
+    `DataError` if integers are out of range, or if only test files have a value.
     """
-    values = values_of(table, name, "label_column")
+    values = values_of(rows, name, "label_column")
+    if np.issubdtype(values.dtype, np.integer):
+        _check_numbers(values, name, classes, num_train)
+        return values.astype(np.int64), len(classes) or int(values.max()) + 1
+    unknown = np.setdiff1d(values[num_train:], values[:num_train])
+    if len(unknown):
+        listed = shorten(", ".join(map(repr, unknown.tolist())), 60)
+        raise DataError(
+            f"dataset.label_column={name}: test rows have classes that no training row has: "
+            f"{listed}; correct the spelling, or leave out these rows"
+        )
+    distinct, labels = np.unique(values, return_inverse=True)
+    return labels.astype(np.int64), len(distinct)
+
+
+def _check_numbers(values: NDArray[Any], name: str, classes: Sequence[str], num_train: int) -> None:
+    """Raise `DataError` if one of the `values` is not the number of a class."""
     key = f"dataset.label_column={name}"
-    if not np.issubdtype(values.dtype, np.integer):
-        classes, labels = np.unique(values, return_inverse=True)
-        if num_train is not None:
-            unknown = np.setdiff1d(values[num_train:], values[:num_train])
-            if len(unknown):
-                listed = shorten(", ".join(map(repr, unknown.tolist())), 60)
-                raise DataError(
-                    f"{key}: test rows have classes that no training row has: {listed}; correct "
-                    "the spelling, or leave out these rows"
-                )
-        return labels.astype(np.int64), len(classes)
     low, high = int(values.min()), int(values.max())
     if low < 0:
         count = np.count_nonzero(values == low)
         message = f"{key}: {count} of {len(values)} labels are {low}"
-        if num_train is None or values[:num_train].min() < 0:
+        if values[:num_train].min() < 0:
             raise DataError(f"{message}; number the classes from 0, or store the labels as strings")
         raise DataError(
             f"{message}, as in a test split that hides them; move its files away: the validation "
@@ -114,17 +189,14 @@ def class_labels(table: "pa.Table", name: str, num_train: int | None) -> tuple[I
         )
     if high >= MAX_CLASSES:
         raise DataError(
-            f"dataset.label_column={name}: labels are numbers of classes and must lie in "
-            f"0..{MAX_CLASSES - 1}, found {low}..{high}; number the classes from 0, or store the "
-            "labels as strings"
+            f"{key}: labels are numbers of classes and must lie in 0..{MAX_CLASSES - 1}, found "
+            f"{low}..{high}; number the classes from 0, or store the labels as strings"
         )
-    names = class_names(table.schema, name)
-    if names and high >= len(names):
+    if classes and high >= len(classes):
         raise DataError(
-            f"{key}: has the label {high}, but its description names only {len(names)} classes; "
+            f"{key}: has the label {high}, but its description names only {len(classes)} classes; "
             "correct the description"
         )
-    return values.astype(np.int64), len(names) or high + 1
 
 
 def owners_of(table: "pa.Table", name: str, train: Ints, test: Ints) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ validation. A split may be divided into several files, its shards.
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedsim.core.errors import DataError
 from fedsim.data.cache import SourceFiles
@@ -24,8 +25,8 @@ SPLITS = {
     "dev": "validation",
 }
 """The split that a word in the name of a file or folder stands for."""
-SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
-"""The name of a shard, such as train-00000-of-00002: what precedes, number, count, what follows."""
+SHARD = re.compile(r"(?P<before>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<after>.*)")
+"""The name of a shard, such as train-00000-of-00002."""
 COPY = re.compile(r"[ _-]*\bcopy( \d+)?$|( - copy)? ?\(\d+\)$", re.IGNORECASE)
 """The end of a name that systems and browsers give to a copy: `train (1)`, `train copy`."""
 
@@ -59,22 +60,31 @@ def require_unique_rows(files: Sequence[Path], split: str) -> None:
     fedsim concludes this if they lie in two folders (two versions or configs), if one is a copy of
     another, or if they divide the rows into two different numbers of shards.
     """
-    # What all files with equal key must have in common, and the first of these files. The key "" is
-    # for all files, whose folder must be the same.
-    variants: dict[str, tuple[object, Path]] = {"": (files[0].parent, files[0])}
+    first_by_name: dict[str, tuple[Path, _Version]] = {}
     for file in files:
         name = COPY.sub("", file.stem)
-        is_copy = name != file.stem
         shard = SHARD.fullmatch(name)
-        data_name = shard[1] + shard[4] if shard else name
-        num_shards = shard and shard[3]
-        for key, variant in (("", file.parent), (data_name, (is_copy, num_shards))):
-            first_variant, first_file = variants.setdefault(key, (variant, file))
-            if first_variant != variant:
-                raise DataError(
-                    f"{first_file} and {file} would be read as one {split} split, its rows twice; "
-                    "move one of them away, or let dataset.path name the folder of one"
-                )
+        version = _Version(is_copy=name != file.stem, num_shards=shard and shard["count"])
+        name_of_data = shard["before"] + shard["after"] if shard else name
+        first_file, first_version = first_by_name.setdefault(name_of_data, (file, version))
+        if file.parent != files[0].parent:
+            _reject_twice(files[0], file, split)
+        if version != first_version:
+            _reject_twice(first_file, file, split)
+
+
+class _Version(NamedTuple):
+    """What files of the same data must have in common, so that no row is in two of them."""
+
+    is_copy: bool
+    num_shards: str | None
+
+
+def _reject_twice(first: Path, second: Path, split: str) -> None:
+    raise DataError(
+        f"{first} and {second} would be read as one {split} split, its rows twice; move one of "
+        "them away, or let dataset.path name the folder of one"
+    )
 
 
 def require_new_content(file: Path, sources: SourceFiles) -> None:
@@ -94,8 +104,8 @@ def missing_shards(files: Sequence[Path]) -> list[str]:
     for file in files:
         shard = SHARD.fullmatch(file.stem)
         if shard:
-            key = (file.parent, shard[1] + shard[4], int(shard[3]))
-            present.setdefault(key, set()).add(int(shard[2]))
+            key = (file.parent, shard["before"] + shard["after"], int(shard["count"]))
+            present.setdefault(key, set()).add(int(shard["number"]))
     messages = []
     for (folder, name, count), numbers in present.items():
         missing = sorted(set(range(count)) - numbers)

@@ -67,19 +67,3 @@ def without_categories(table: "pa.Table") -> "pa.Table":
             values = column.cast(column.type.value_type)
             table = table.set_column(index, table.column_names[index], values)
     return table
-
-
-def concatenate(tables: Sequence["pa.Table"], latest: Path) -> "pa.Table":
-    """Return the rows of all tables as one. `latest` is the file of the last table, for messages.
-
-    Raises `DataError` if columns of equal name have types that do not fit together.
-    """
-    import pyarrow as pa
-
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise DataError(
-            f"{latest}: a column differs from that of the files before it ({error}); write the "
-            "files of all splits with one type a column, or move one away"
-        ) from error

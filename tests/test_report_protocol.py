@@ -10,7 +10,7 @@ import yaml
 
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
-from fedsim.papers.examine import Evidence
+from fedsim.papers.evidence import Evidence
 from fedsim.papers.judge import Judged, correct_all, examine, examine_all, verdicts_by_id
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import RULES, Number, Publication

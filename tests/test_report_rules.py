@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedsim.papers.examine import (
+from fedsim.papers.evidence import (
     Evidence,
     exceeds,
     holds_for_most,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.papers.examine import Evidence
+from fedsim.papers.evidence import Evidence
 from fedsim.papers.published import Claim, Number
 from fedsim.results.statistics import Median, Share, differences, estimate
 from scripts.reproduction.seeds import seeds_needed

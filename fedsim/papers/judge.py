@@ -16,13 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from fedsim.papers.examine import (
-    Evidence,
-    estimated,
-    examine_claim,
-    examine_number,
-    holm_corrected,
-)
+from fedsim.papers.evidence import Evidence, holm_corrected
+from fedsim.papers.examine import estimated, examine_claim, examine_number
 from fedsim.papers.protocol import Cases, UnjudgedError
 from fedsim.papers.published import Claim, Number, Publication, Verdict, publications_about
 from fedsim.results.frames import by, finished_rows, runs_frame

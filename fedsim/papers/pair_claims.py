@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedsim.core.arrays import Floats
-from fedsim.papers.examine import Evidence, below_zero, holds_for_most
+from fedsim.papers.evidence import Evidence, below_zero, holds_for_most
 from fedsim.papers.judge import Judged, correct_within_families
 from fedsim.papers.pair_study import (
     COSINE_PREFIX,

@@ -2,7 +2,7 @@
 
 A file is a `Publication`: what one paper prints about the runs of some presets. Each number and
 claim names, in `about`, the runs of ours that it is compared with. The rules of judging are here in
-words (`RULES`), and in `examine` as code. tests/test_report_rules.py simulates their error rates.
+words (`RULES`), and in `evidence` and `examine` as code. tests/test_report_rules.py simulates their error rates.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedsim.papers.examine import Evidence
+from fedsim.papers.evidence import Evidence
 from fedsim.papers.judge import Compared, Judged, omnibus, standardised_errors
 from fedsim.papers.published import RULES, VERDICTS, Claim, Number
 from fedsim.report.table import Format, Table, make_frame, show_both, show_p

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedsim.papers.examine import Evidence, holm_corrected, is_number
+from fedsim.papers.evidence import Evidence, holm_corrected, is_number
 from fedsim.papers.judge import Judged, family_of
 from fedsim.papers.published import VERDICTS, Claim, Number, Publication
 from fedsim.results.frames import finished_rows

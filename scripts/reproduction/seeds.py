@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from scipy import special
 
-from fedsim.papers.examine import BY_SIGN, Evidence
+from fedsim.papers.evidence import Evidence
+from fedsim.papers.examine import BY_SIGN
 from fedsim.papers.published import MAJORITY, Claim, Number
 from fedsim.results.statistics import ALPHA, POWER, Difference, Estimate, Median, Share, t_quantile
 

@@ -17,14 +17,14 @@ from scipy import stats
 
 from fedsim.papers.evidence import (
     Evidence,
-    exceeds,
-    holds_for_most,
+    gain_evidence,
     holm_corrected,
-    is_level,
-    is_median_about,
-    is_not_worse,
-    is_number,
-    rises,
+    level_evidence,
+    majority_evidence,
+    margin_evidence,
+    median_evidence,
+    number_evidence,
+    trend_evidence,
 )
 from fedsim.papers.judge import omnibus
 from fedsim.papers.published import RULES, VERDICTS
@@ -54,65 +54,67 @@ RISING = [[0.1, 0.2, 0.3], [0.2, 0.31, 0.4], [0.0, 0.1, 0.22]]
 
 
 def first_round(value: float, tolerance: float, *rounds: float) -> Evidence:
-    return is_median_about(value, Median(rounds, 500.0), tolerance)
+    return median_evidence(value, Median(rounds, 500.0), tolerance)
 
 
 CASES: dict[str, list[Evidence]] = {
     "reproduced": [
-        is_number(0.59, TEN, 0.04),
-        is_number(0.52, estimate((0.500, 0.501, 0.499)), 0.04),  # close, and no draw of ours
-        is_number(42, FIVE, 20, 20),
+        number_evidence(0.59, TEN, 0.04),
+        number_evidence(0.52, estimate((0.500, 0.501, 0.499)), 0.04),  # close, and no draw of ours
+        number_evidence(42, FIVE, 20, 20),
         first_round(200, 50, *NEAR),
         first_round(100, 20, 95, 98, 100, 102, 105),
-        *(holds_for_most(Share(*one)) for one in ((10, 10), (9, 10), (6, 6))),
-        exceeds({"a": HIGH}),
-        *(exceeds({"a": HIGH}, gain) for gain in (0.12, 0.16)),  # .12 [.070, .170]
-        exceeds({"a": HIGH}, 0.06, 0.02),
-        exceeds({"a": POOLED}),
-        exceeds({"a": POOLED}, 0.5),
-        is_level({"a": CLOSE}, 0.01),
-        is_not_worse({"a": HIGH}, 0.01),
-        rises([1, 2, 3], RISING),
+        *(majority_evidence(Share(*one)) for one in ((10, 10), (9, 10), (6, 6))),
+        gain_evidence({"a": HIGH}),
+        *(gain_evidence({"a": HIGH}, gain) for gain in (0.12, 0.16)),  # .12 [.070, .170]
+        gain_evidence({"a": HIGH}, 0.06, 0.02),
+        gain_evidence({"a": POOLED}),
+        gain_evidence({"a": POOLED}, 0.5),
+        level_evidence({"a": CLOSE}, 0.01),
+        margin_evidence({"a": HIGH}, 0.01),
+        trend_evidence([1, 2, 3], RISING),
     ],
     "direction only": [
-        exceeds({"a": HIGH}, 0.3),
-        exceeds({"a": HIGH}, 0.05),
+        gain_evidence({"a": HIGH}, 0.3),
+        gain_evidence({"a": HIGH}, 0.05),
     ],  # less, or more than is printed
-    "consistent with": [is_number(0.59 - 0.95 * HALF, TEN, HALF + 1e-9)],
+    "consistent with": [number_evidence(0.59 - 0.95 * HALF, TEN, HALF + 1e-9)],
     "too wide to tell": [
-        is_number(0.73, TEN, 0.04),  # inside, far from our mean
-        is_number(0.59, TEN, 0.03),  # not shown to be as close as that
-        is_number(0.59 - 0.95 * HALF, TEN, HALF - 1e-9),
-        is_number(60, FIVE, 5, 5),  # one run of ours could be 55, and many others
+        number_evidence(0.73, TEN, 0.04),  # inside, far from our mean
+        number_evidence(0.59, TEN, 0.03),  # not shown to be as close as that
+        number_evidence(0.59 - 0.95 * HALF, TEN, HALF - 1e-9),
+        number_evidence(60, FIVE, 5, 5),  # one run of ours could be 55, and many others
     ],
     "not reproduced": [
-        is_number(0.74, TEN, 0.04),
-        is_number(500, FIVE, 200, 200),
-        is_number(20, FIVE, 0.5, 0.5),
+        number_evidence(0.74, TEN, 0.04),
+        number_evidence(500, FIVE, 200, 200),
+        number_evidence(20, FIVE, 0.5, 0.5),
         first_round(200, 50, *LATE, *[math.inf] * 5),  # "about 200" is not "at least 150"
         first_round(100, 20, *[300] * 6),
-        holds_for_most(Share(1, 10)),
-        exceeds({"a": HIGH, "b": LOW}),
-        exceeds({"a": LEVEL}, 0.1),
-        is_level({"a": HIGH}, 0.01),
-        is_level({"a": CLOSE, "b": HIGH}, 0.01),
-        is_not_worse({"a": HIGH, "b": LOW}, 0.01),
-        rises([1, 2, 3], RISING, falls=True),
+        majority_evidence(Share(1, 10)),
+        gain_evidence({"a": HIGH, "b": LOW}),
+        gain_evidence({"a": LEVEL}, 0.1),
+        level_evidence({"a": HIGH}, 0.01),
+        level_evidence({"a": CLOSE, "b": HIGH}, 0.01),
+        margin_evidence({"a": HIGH, "b": LOW}, 0.01),
+        trend_evidence([1, 2, 3], RISING, falls=True),
     ],
     "undecided": [
-        is_number(0.59, estimate((0.5, 0.6)), 0.04),
-        is_number(0.59, None, 0.04),
+        number_evidence(0.59, estimate((0.5, 0.6)), 0.04),
+        number_evidence(0.59, None, 0.04),
         first_round(200, 50, *LATE),
         first_round(100, 20, 95, 98, 100, 102),
         first_round(100, 20, *[300] * 5),
         first_round(100, 20, *[120] * 6),
-        *(holds_for_most(Share(*one)) for one in ((8, 10), (5, 5), (0, 5))),
-        exceeds({"a": HIGH, "b": LEVEL}),
-        exceeds({"a": apart(0.1, 0.12)}),  # two pairs
-        exceeds({"a": apart(-0.034, 0.17, 0.06, 0.05, 0.02)}, 0.1),  # its interval holds 0 and .1
-        exceeds({"a": apart(*SETTINGS[1])}),  # one of the settings that are pooled above
-        is_level({"a": VAGUE}, 0.01),
-        is_not_worse({"a": VAGUE}, 0.01),
+        *(majority_evidence(Share(*one)) for one in ((8, 10), (5, 5), (0, 5))),
+        gain_evidence({"a": HIGH, "b": LEVEL}),
+        gain_evidence({"a": apart(0.1, 0.12)}),  # two pairs
+        gain_evidence(
+            {"a": apart(-0.034, 0.17, 0.06, 0.05, 0.02)}, 0.1
+        ),  # its interval holds 0 and .1
+        gain_evidence({"a": apart(*SETTINGS[1])}),  # one of the settings that are pooled above
+        level_evidence({"a": VAGUE}, 0.01),
+        margin_evidence({"a": VAGUE}, 0.01),
     ],
 }
 
@@ -136,31 +138,31 @@ def test_p_values_of_differences_by_hand() -> None:
     root = math.sqrt(3)
     high, low = HIGH, apart(0.0, 0.02, 0.04)  # 6 and 1 standard deviations above 0
     fallen = {"a": LOW, "b": apart(0.0, -0.02, -0.04)}
-    assert exceeds({"a": high, "b": low}).p_for == pytest.approx(2 * tail(root))
-    assert exceeds(fallen).p_against == pytest.approx(4 * tail(6 * root))
-    assert exceeds(fallen).p_for == 1.0
-    assert is_not_worse({"a": high, "b": low}, 0.02).p_for == pytest.approx(2 * tail(2 * root))
-    assert is_not_worse(fallen, 0.02).p_against == pytest.approx(4 * tail(5 * root))
-    assert is_level({"a": high, "b": low}, 0.1).p_against == pytest.approx(4 * tail(root))
-    assert is_level({"a": low, "b": high}, 0.14).p_for == pytest.approx(tail(root))
-    assert is_level(fallen, 0.1).p_against == pytest.approx(4 * tail(root))
-    assert is_level({"a": low, "b": high}, 0.1).detail == "furthest from b"
+    assert gain_evidence({"a": high, "b": low}).p_for == pytest.approx(2 * tail(root))
+    assert gain_evidence(fallen).p_against == pytest.approx(4 * tail(6 * root))
+    assert gain_evidence(fallen).p_for == 1.0
+    assert margin_evidence({"a": high, "b": low}, 0.02).p_for == pytest.approx(2 * tail(2 * root))
+    assert margin_evidence(fallen, 0.02).p_against == pytest.approx(4 * tail(5 * root))
+    assert level_evidence({"a": high, "b": low}, 0.1).p_against == pytest.approx(4 * tail(root))
+    assert level_evidence({"a": low, "b": high}, 0.14).p_for == pytest.approx(tail(root))
+    assert level_evidence(fallen, 0.1).p_against == pytest.approx(4 * tail(root))
+    assert level_evidence({"a": low, "b": high}, 0.1).detail == "furthest from b"
     vague = {
         "a": apart(0.018, 0.02, 0.022),
         "b": apart(-0.1, 0.04, 0.18),
     }  # its mean is higher, its p-value too
-    assert exceeds(vague).detail == is_not_worse(vague, 0.0).detail == "weakest against b"
+    assert gain_evidence(vague).detail == margin_evidence(vague, 0.0).detail == "weakest against b"
     assert high.detectable == pytest.approx(
         (4.30265 + 1.06066) * 0.02 / root, rel=1e-5
     )  # quantiles of .975 and .8
     slopes = [[0.0, 0.1], [0.0, 0.12], [0.0, 0.14]]
     for falls in (False, True):
-        found = rises([0, 1], slopes, falls=falls)
+        found = trend_evidence([0, 1], slopes, falls=falls)
         assert (found.p_against if falls else found.p_for) == pytest.approx(2 * tail(6 * root))
-        assert rises([1, 2, 3], RISING, falls=falls).ours.mean == pytest.approx(
+        assert trend_evidence([1, 2, 3], RISING, falls=falls).ours.mean == pytest.approx(
             (0.1 + 0.1 + 0.11) / 3
         )
-    assert rises([1, 2], [[1.0, 2.0]]).ours is None
+    assert trend_evidence([1, 2], [[1.0, 2.0]]).ours is None
 
 
 def test_the_size_of_a_gain_is_judged_on_two_sides_by_hand() -> None:
@@ -175,24 +177,24 @@ def test_the_size_of_a_gain_is_judged_on_two_sides_by_hand() -> None:
         ),  # all of them are more
     ):
         assert (
-            exceeds(dict.fromkeys(rivals, HIGH), 0.12 + sign * apart_by, tolerance).size_holds
+            gain_evidence(dict.fromkeys(rivals, HIGH), 0.12 + sign * apart_by, tolerance).size_holds
             is holds
         )
 
 
 def test_claims_are_corrected_together_for_and_against_apart() -> None:
-    borderline = exceeds({"a": apart(0.02, 0.04, 0.03)})  # p = .037
+    borderline = gain_evidence({"a": apart(0.02, 0.04, 0.03)})  # p = .037
     assert verdict(borderline) == "reproduced"
     many = holm_corrected([borderline] * 5)
     assert {one.verdict for one in many} == {"undecided"}
     assert many[0].p_for == borderline.p_for
     assert many[0].holm_for == pytest.approx(5 * borderline.p_for)
-    against = exceeds({"a": apart(-0.02, -0.04, -0.03)})
+    against = gain_evidence({"a": apart(-0.02, -0.04, -0.03)})
     assert holm_corrected([borderline, against])[0].holm_for == pytest.approx(2 * borderline.p_for)
     assert (
         holm_corrected([Evidence(None), borderline])[1].verdict == "reproduced"
     )  # nothing was tested there
-    number = is_number(0.76, TEN, 0.04)
+    number = number_evidence(0.76, TEN, 0.04)
     assert 0.01 < number.p_against < 0.05
     assert {one.verdict for one in holm_corrected([number] * 10)} == {"undecided"}
 
@@ -250,14 +252,14 @@ def number(num: int, shift: float) -> Draw:
 
     def draw(rng: np.random.Generator) -> Evidence:
         ours = estimate(rng.normal(0, 1, num))
-        return is_number(rng.normal(shift, 1), ours, MARGIN)
+        return number_evidence(rng.normal(shift, 1), ours, MARGIN)
 
     return draw
 
 
 def fixed_number(num: int, value: float, tolerance: float = 0.0) -> Draw:
     """A number that is printed as `value` +- `tolerance`."""
-    return lambda rng: is_number(value, estimate(rng.normal(0, 1, num)), MARGIN, tolerance)
+    return lambda rng: number_evidence(value, estimate(rng.normal(0, 1, num)), MARGIN, tolerance)
 
 
 def median_about(num: int, median: float, value: float = 200.0) -> Draw:
@@ -266,7 +268,7 @@ def median_about(num: int, median: float, value: float = 200.0) -> Draw:
 
     def draw(rng: np.random.Generator) -> Evidence:
         rounds = median * np.exp(rng.normal(0, 0.5, num))
-        return is_median_about(
+        return median_evidence(
             value, Median(tuple(np.where(rounds > ROUNDS, np.inf, rounds)), ROUNDS), 50.0
         )
 
@@ -275,7 +277,7 @@ def median_about(num: int, median: float, value: float = 200.0) -> Draw:
 
 def bound(num: int, share: float) -> Draw:
     """A bound that holds for this `share` of all runs."""
-    return lambda rng: holds_for_most(Share(int(rng.binomial(num, share)), num))
+    return lambda rng: majority_evidence(Share(int(rng.binomial(num, share)), num))
 
 
 def gain(num: int, effect: float, count: int = 1, printed: float = PRINTED) -> Draw:
@@ -284,7 +286,7 @@ def gain(num: int, effect: float, count: int = 1, printed: float = PRINTED) -> D
 
     def draw(rng: np.random.Generator) -> Evidence:
         own, others = rng.normal(effect, 0.5**0.5, num), rng.normal(0, 0.5**0.5, (count, num))
-        return exceeds(
+        return gain_evidence(
             {str(i): differences(own - other) for i, other in enumerate(others)}, printed
         )
 
@@ -292,16 +294,18 @@ def gain(num: int, effect: float, count: int = 1, printed: float = PRINTED) -> D
 
 
 def level(num: int, effect: float, count: int = 1) -> Draw:
-    return lambda rng: is_level(rivals(rng, num, effect, count), MARGIN)
+    return lambda rng: level_evidence(rivals(rng, num, effect, count), MARGIN)
 
 
 def not_worse(num: int, effect: float, count: int = 1) -> Draw:
-    return lambda rng: is_not_worse(rivals(rng, num, effect, count), MARGIN)
+    return lambda rng: margin_evidence(rivals(rng, num, effect, count), MARGIN)
 
 
 def trend(num: int, slope: float) -> Draw:
     at = np.array([0.0, 1.0, 2.0])
-    return lambda rng: rises(list(at), [list(slope * at + rng.normal(0, 1, 3)) for _ in range(num)])
+    return lambda rng: trend_evidence(
+        list(at), [list(slope * at + rng.normal(0, 1, 3)) for _ in range(num)]
+    )
 
 
 # --- how often they err ---
@@ -458,7 +462,9 @@ def test_true_verdicts_are_frequent_from_enough_seeds_on(
 def paper(rng: np.random.Generator, num: int) -> list[Evidence]:
     """A paper none of whose claims is true, and all of whose numbers are draws from our
     distributions."""
-    numbers = [is_number(rng.normal(3, 1), estimate(rng.normal(3, 1, num)), 0.0) for _ in range(10)]
+    numbers = [
+        number_evidence(rng.normal(3, 1), estimate(rng.normal(3, 1, num)), 0.0) for _ in range(10)
+    ]
     return [
         *numbers,
         *(gain(num, 0.0, 2, 0.0)(rng) for _ in range(10)),

@@ -15,6 +15,7 @@ union-intersection test: the smallest p-value counts, multiplied by the number o
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -103,7 +104,7 @@ def clipped(p_value: float) -> float:
     return 1.0 if p_value > 1 else p_value
 
 
-def is_number(
+def number_evidence(
     printed: float, ours: Estimate | None, margin: float, tolerance: float = 0.0
 ) -> Evidence:
     """Test the number that a paper prints for one run.
@@ -123,7 +124,7 @@ def is_number(
     )
 
 
-def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
+def median_evidence(value: float, ours: Median, tolerance: float) -> Evidence:
     """Test that the true median lies within `tolerance` of `value`, and against it that it lies
     outside. Values may be censored (inf)."""
     low, high = value - tolerance, value + tolerance
@@ -132,32 +133,34 @@ def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
     return Evidence(ours, p_inside, two_sided(p_outside))
 
 
-def holds_for_most(ours: Share, detail: str = "") -> Evidence:
+def majority_evidence(ours: Share, detail: str = "") -> Evidence:
     """Test that a statement holds for more than half of all runs, and against it that it holds for
     less than half."""
     p_for, p_against = ours.p_above(MAJORITY), ours.p_below(MAJORITY)
     return Evidence(ours, two_sided(p_for), two_sided(p_against), detail)
 
 
-Test = Callable[[Difference], float]
-"""A function that tests a difference and returns the p-value."""
+Sign = Literal["negative", "positive"]
+PValue = Callable[[Difference], float]
+"""A function that returns a two-sided p-value of a difference."""
 
 
-def _of_rivals(
-    rivals: Mapping[str, Difference], p_for: Test, p_against: Test, words: str = "weakest against"
+def _evidence_of_rivals(
+    rivals: Mapping[str, Difference], p_for: PValue, p_against: PValue, weakest_is: str
 ) -> Evidence:
     """Test a claim about the differences to several rivals.
 
-    The largest of the p-values `p_for` counts, which must be those of two-sided tests. The smallest
-    of the one-sided p-values `p_against` counts, doubled and multiplied by the number of rivals.
+    Of the p-values for the claim, the largest counts. Of those against it the smallest counts,
+    multiplied by the number of rivals. `weakest_is` says in words what the claim is to the rival of
+    the largest p-value.
     """
     weakest = max(rivals, key=lambda name: p_for(rivals[name]))
-    against = len(rivals) * 2 * min(map(p_against, rivals.values()))
-    detail = f"{words} {weakest}" if len(rivals) > 1 else ""
+    against = len(rivals) * min(p_against(difference) for difference in rivals.values())
+    detail = f"{weakest_is} {weakest}" if len(rivals) > 1 else ""
     return Evidence(rivals[weakest], clipped(p_for(rivals[weakest])), clipped(against), detail)
 
 
-def exceeds(
+def gain_evidence(
     rivals: Mapping[str, Difference], gain: float = 0.0, tolerance: float = 0.0
 ) -> Evidence:
     """Test that a method exceeds each of its rivals.
@@ -165,41 +168,59 @@ def exceeds(
     `rivals` are the differences to them. `gain` is the printed difference, give or take
     `tolerance`; 0 if none is printed. All p-values are two-sided: they agree with 95 % intervals.
     """
-    evidence = _of_rivals(
-        rivals, lambda d: 2 * d.p_above(0.0), lambda d: d.p_below(gain - tolerance)
-    )
+
+    def p_exceeds(difference: Difference) -> float:
+        return 2 * difference.p_above(0.0)
+
+    def p_falls_short(difference: Difference) -> float:
+        return 2 * difference.p_below(gain - tolerance)
+
+    evidence = _evidence_of_rivals(rivals, p_exceeds, p_falls_short, "weakest against")
     if not gain:
         return evidence
-    # The printed gain holds unless our gains are significantly below it, or above it.
-    above_printed = 2 * max(d.p_above(gain + tolerance) for d in rivals.values())
-    return replace(evidence, size_holds=min(evidence.p_against, above_printed) >= ALPHA)
+    # The printed gain is wrong if our gains are significantly below it, or all of them above it.
+    p_all_above = 2 * max(d.p_above(gain + tolerance) for d in rivals.values())
+    size_holds = evidence.p_against >= ALPHA and p_all_above >= ALPHA
+    return replace(evidence, size_holds=size_holds)
 
 
-def is_not_worse(rivals: Mapping[str, Difference], margin: float) -> Evidence:
+def margin_evidence(rivals: Mapping[str, Difference], margin: float) -> Evidence:
     """Test that a method is not worse than any rival by `margin` or more (non-inferiority)."""
-    return _of_rivals(rivals, lambda d: 2 * d.p_above(-margin), lambda d: d.p_below(-margin))
+
+    def p_not_worse(difference: Difference) -> float:
+        return 2 * difference.p_above(-margin)
+
+    def p_worse(difference: Difference) -> float:
+        return 2 * difference.p_below(-margin)
+
+    return _evidence_of_rivals(rivals, p_not_worse, p_worse, "weakest against")
 
 
-def is_level(rivals: Mapping[str, Difference], margin: float) -> Evidence:
+def level_evidence(rivals: Mapping[str, Difference], margin: float) -> Evidence:
     """Test that a method differs from each rival by at most `margin`: two one-sided tests
     (Schuirmann, 1987)."""
 
-    def outside(difference: Difference) -> float:
-        return min(difference.p_above(margin), difference.p_below(-margin))
+    def p_within(difference: Difference) -> float:
+        return difference.p_equivalent(margin)
 
-    return _of_rivals(rivals, lambda d: d.p_equivalent(margin), outside, "furthest from")
+    def p_outside(difference: Difference) -> float:
+        return 2 * min(difference.p_above(margin), difference.p_below(-margin))
+
+    return _evidence_of_rivals(rivals, p_within, p_outside, "furthest from")
 
 
-def below_zero(ours: Difference | None, detail: str = "", *, above: bool = False) -> Evidence:
-    """Test that a mean is below 0, or `above` it, by two-sided p-values."""
+def sign_evidence(ours: Difference | None, sign: Sign, detail: str = "") -> Evidence:
+    """Test that a mean has this `sign`, and against it that it has the other one, by two-sided
+    p-values."""
     if ours is None:
         return Evidence(None)
-    below_p, above_p = two_sided(ours.p_below(0.0)), two_sided(ours.p_above(0.0))
-    p_for, p_against = (above_p, below_p) if above else (below_p, above_p)
-    return Evidence(ours, p_for, p_against, detail)
+    p_negative, p_positive = two_sided(ours.p_below(0.0)), two_sided(ours.p_above(0.0))
+    if sign == "negative":
+        return Evidence(ours, p_negative, p_positive, detail)
+    return Evidence(ours, p_positive, p_negative, detail)
 
 
-def rises(
+def trend_evidence(
     at: Sequence[float], by_seed: Sequence[Sequence[float]], *, falls: bool = False
 ) -> Evidence:
     """Test that values rise along the positions `at` (or fall, with `falls`).
@@ -208,4 +229,4 @@ def rises(
     least-squares slopes.
     """
     slopes = [float(np.polyfit(at, values, 1)[0]) for values in by_seed]
-    return below_zero(differences(slopes), "slope", above=not falls)
+    return sign_evidence(differences(slopes), "negative" if falls else "positive", "slope")

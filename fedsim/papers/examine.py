@@ -12,13 +12,13 @@ import pandas as pd
 
 from fedsim.papers.evidence import (
     Evidence,
-    exceeds,
-    holds_for_most,
-    is_level,
-    is_median_about,
-    is_not_worse,
-    is_number,
-    rises,
+    gain_evidence,
+    level_evidence,
+    majority_evidence,
+    margin_evidence,
+    median_evidence,
+    number_evidence,
+    trend_evidence,
 )
 from fedsim.papers.protocol import Cases, UnjudgedError
 from fedsim.papers.published import Claim, Number
@@ -45,7 +45,7 @@ def examine_number(number: Number, cases: Cases) -> Evidence:
     runs = cases.usable(number.about)
     if cases.scale != "full":
         raise UnjudgedError(OTHER_SIZE)
-    return is_number(number.value, estimated(runs, number.measure), number.margin)
+    return number_evidence(number.value, estimated(runs, number.measure), number.margin)
 
 
 def examine_claim(claim: Claim, cases: Cases) -> Evidence:
@@ -80,14 +80,14 @@ def _compare(claim: Claim, cases: Cases) -> Evidence:
         rivals[name] = difference
     # 2. The test of the claim's form.
     if claim.level_with is not None:
-        return is_level(rivals, claim.level_with)
+        return level_evidence(rivals, claim.level_with)
     if claim.not_worse_by is not None:
-        return is_not_worse(rivals, claim.not_worse_by)
+        return margin_evidence(rivals, claim.not_worse_by)
     assert claim.gain is not None
     # 3. A printed gain. At another size than the paper's, only its sign can be compared.
     if cases.scale == "full" or claim.any_size or not claim.gain:
-        return exceeds(rivals, claim.gain, claim.tolerance)
-    evidence = exceeds(rivals)
+        return gain_evidence(rivals, claim.gain, claim.tolerance)
+    evidence = gain_evidence(rivals)
     detail = f"{evidence.detail}; {BY_SIGN}" if evidence.detail else BY_SIGN
     return replace(evidence, detail=detail, size_holds=False)
 
@@ -101,16 +101,15 @@ def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[s
     missing = [name for name in claim.others if not cases.nearest(choices[name])]
     if missing:
         raise UnjudgedError(f"no runs of {', '.join(missing)}")
-    values = {"": measured(cases.usable(about), claim.measure)}  # "": the claim's method
+    of_method = measured(cases.usable(about), claim.measure)
+    of_others = {}
     for name in claim.others:
-        values[name] = measured(cases.usable(choices[name]), claim.measure)
-    if not claim.all_pairs:
-        return {name: paired(values[""], values[name]) for name in claim.others}
-    by_pair = {}
-    for first, second in itertools.combinations(values, 2):
-        name = f"{first} to {second}" if first else second
-        by_pair[name] = paired(values[first], values[second])
-    return by_pair
+        of_others[name] = measured(cases.usable(choices[name]), claim.measure)
+    compared = {name: paired(of_method, values) for name, values in of_others.items()}
+    if claim.all_pairs:
+        for first, second in itertools.combinations(claim.others, 2):
+            compared[f"{first} to {second}"] = paired(of_others[first], of_others[second])
+    return compared
 
 
 def _trend(claim: Claim, cases: Cases) -> Evidence:
@@ -131,7 +130,7 @@ def _trend(claim: Claim, cases: Cases) -> Evidence:
         at = [float(value) for value in claim.values]
     except ValueError:
         at = [float(position) for position in range(len(claim.values))]
-    return rises(at, by_seed.to_numpy().tolist(), falls=claim.falls)
+    return trend_evidence(at, by_seed.to_numpy().tolist(), falls=claim.falls)
 
 
 def _about(claim: Claim, runs: pd.DataFrame) -> Evidence:
@@ -140,13 +139,13 @@ def _about(claim: Claim, runs: pd.DataFrame) -> Evidence:
     assert claim.value is not None
     if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
         ours = estimated(runs, claim.measure)
-        return is_number(claim.value, ours, claim.tolerance, claim.tolerance)
+        return number_evidence(claim.value, ours, claim.tolerance, claim.tolerance)
     num_rounds = min(run.num_rounds for run in runs["run"])
     if num_rounds < claim.value + claim.tolerance:
         limit = claim.value + claim.tolerance
         raise UnjudgedError(f"runs end at round {num_rounds}, before {limit:g}")
     values = measured(runs, claim.measure).fillna(math.inf)
-    return is_median_about(claim.value, Median(tuple(values), num_rounds), claim.tolerance)
+    return median_evidence(claim.value, Median(tuple(values), num_rounds), claim.tolerance)
 
 
 def _bound(claim: Claim, runs: pd.DataFrame) -> Evidence:
@@ -161,24 +160,38 @@ def _bound(claim: Claim, runs: pd.DataFrame) -> Evidence:
         raise UnjudgedError(f"all runs end at round {num_rounds}, before the bound")
     too_short = len(outcomes) - len(known)
     detail = f"{too_short} end before the bound" if too_short else ""
-    return holds_for_most(Share(sum(known), len(known)), detail)
+    return majority_evidence(Share(sum(known), len(known)), detail)
 
 
 def _is_within(claim: Claim, run: Run, value: float) -> bool | None:
     """Return whether a run is within the bound of a claim; None if it ended too early to tell, or
     has no value."""
     name = base_name(claim.measure)
-    is_upper = claim.at_most is not None
-    bound = claim.at_most if claim.at_most is not None else claim.at_least
-    assert bound is not None
     if math.isnan(value):  # it did not happen in the run, or the run has no such number
-        # What did not happen in T rounds happens in round T + 1 at the earliest. This decides an
-        # upper bound of at most T, and a lower bound of at most T + 1.
-        largest_decided = run.num_rounds if is_upper else run.num_rounds + 1
-        is_decided = name in FIRST_ROUND_MEASURES and bound <= largest_decided
-        return not is_upper if is_decided else None
-    if name in COUNT_MEASURES:  # a count is at most the number of rounds
-        is_too_short = run.num_rounds <= bound if is_upper else run.num_rounds < bound
-        if is_too_short:
+        if name not in FIRST_ROUND_MEASURES:
             return None
-    return value <= bound if is_upper else value >= bound
+        # What did not happen in T rounds happens in round T + 1 at the earliest.
+        return _is_within_after(claim, run.num_rounds + 1)
+    if name in COUNT_MEASURES and not _is_long_enough(claim, run.num_rounds):
+        return None
+    if claim.at_most is not None:
+        return value <= claim.at_most
+    assert claim.at_least is not None
+    return value >= claim.at_least
+
+
+def _is_within_after(claim: Claim, earliest: int) -> bool | None:
+    """Return whether a round that is `earliest` or later is within a bound; None if that depends on
+    the round."""
+    if claim.at_most is not None:
+        return False if claim.at_most < earliest else None
+    assert claim.at_least is not None
+    return True if claim.at_least <= earliest else None
+
+
+def _is_long_enough(claim: Claim, num_rounds: int) -> bool:
+    """Return whether a count of rounds can be on either side of a bound in so many rounds."""
+    if claim.at_most is not None:
+        return num_rounds > claim.at_most
+    assert claim.at_least is not None
+    return num_rounds >= claim.at_least

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedsim.core.arrays import Floats
-from fedsim.papers.evidence import Evidence, below_zero, holds_for_most
+from fedsim.papers.evidence import Evidence, Sign, majority_evidence, sign_evidence
 from fedsim.papers.judge import Judged, correct_within_families
 from fedsim.papers.pair_study import (
     COSINE_PREFIX,
@@ -30,10 +30,10 @@ from fedsim.results.statistics import MIN_SEEDS, Share, differences
 
 RULE = (
     "Every seed is held out once; directions and rivals are chosen on the others. Two-sided t "
-    "tests over the held-out seeds, for the claim and against it. Holm's correction is for those "
-    "for and those against by themselves: of one claim in all its settings, and for the stricter "
-    "reading (over the paper) of all claims here. A claim on a rank is about the share of seeds "
-    "for which it holds."
+    "tests over the held-out seeds, for the claim and against it. The p-values for claims and "
+    "those against claims are corrected separately (Holm): over the settings of one claim, and "
+    "for the stricter reading (over the paper) over all claims here. A claim on a rank is about "
+    "the share of seeds for which it holds."
 )
 TEXTS = {
     "negative": "the weight of cos_4 is negative: the more opposed two gradients are, the better "
@@ -75,7 +75,7 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
         _rank(folds),
         _against_rival("best", folds, Fold.entropies, Fold.entropies, "difference to {}"),
         _power(folds),
-        _against_rival("smaller", folds, _mean_loss, _mean_loss, "cos_4 minus {}", above=True),
+        _against_rival("smaller", folds, _mean_loss, _mean_loss, "cos_4 minus {}", sign="positive"),
         _against_rival("wider", folds, _mean_loss, _spread, "deviation of cos_4 minus {}"),
     ]
     families = [row.printed.id.split(".")[2] for row in judged]  # the claim without its setting
@@ -134,7 +134,7 @@ def _rank(folds: Sequence[Fold]) -> Judged:
     for fold in folds:
         weights = np.abs(fit_on(fold.held)[:-1])
         ranks.append(1 + int((weights > weights[fold.pncs]).sum()))
-    evidence = holds_for_most(Share(ranks.count(1), len(ranks)))
+    evidence = majority_evidence(Share(ranks.count(1), len(ranks)))
     detail = f"rank {min(ranks)} to {max(ranks)} of {len(folds[0].names)}"
     return Judged(_claim("rank", "Table I"), evidence, detail)
 
@@ -166,7 +166,7 @@ def _against_rival(
     detail: str,
     *,
     prefix: str = "",
-    above: bool = False,
+    sign: Sign = "negative",
 ) -> Judged:
     """Judge the score of cos_4 minus that of its rival, with a value for each held-out seed.
 
@@ -181,7 +181,7 @@ def _against_rival(
         scores = compared_by(fold, fold.held)
         values.append(float(scores[fold.pncs] - scores[rival]))
         rivals.add(fold.names[rival])
-    return _tested(name, values, detail.format(" or ".join(sorted(rivals))), above=above)
+    return _tested(name, values, detail.format(" or ".join(sorted(rivals))), sign=sign)
 
 
 def _tested(
@@ -190,9 +190,8 @@ def _tested(
     detail: str,
     *,
     setting: str | None = None,
-    above: bool = False,
+    sign: Sign = "negative",
 ) -> Judged:
-    """Judge the claim that the mean of `values`, one for each seed, is below 0 (with `above`: above
-    0)."""
-    evidence = below_zero(differences(values), above=above)
+    """Judge the claim that the mean of `values`, one for each seed, has this `sign`."""
+    evidence = sign_evidence(differences(values), sign)
     return Judged(_claim(name, setting=setting), evidence, detail)

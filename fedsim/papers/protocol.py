@@ -68,7 +68,7 @@ class Cases:
         as many, or if jobs of the preset differ in that."""
         ours = first_run(self.groups[name]).num_rounds
         lengths = {config["num_rounds"] for _, config in preset_settings(self.preset, "full")}
-        if len(lengths) > 1 or ours in lengths:
+        if len(lengths) != 1 or ours in lengths:
             return ""
         return f"{ours} of {lengths.pop()} rounds"
 

@@ -2,7 +2,8 @@
 
 A file is a `Publication`: what one paper prints about the runs of some presets. Each number and
 claim names, in `about`, the runs of ours that it is compared with. The rules of judging are here in
-words (`RULES`), and in `evidence` and `examine` as code. tests/test_report_rules.py simulates their error rates.
+words (`RULES`), and in `evidence` and `examine` as code. tests/test_report_rules.py simulates their
+error rates.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -120,10 +121,8 @@ class Claim:
     def statement(self) -> Hashable:
         """A key of the printed claim. Claims whose texts differ only in the name of our method, or
         whose presets differ, have the same key."""
-        method = self.about.get(
-            "selector", "\0"
-        )  # no text contains \0, so that nothing is replaced
-        return self.where, self.text.replace(method, "")
+        method = self.about.get("selector")
+        return self.where, self.text.replace(method, "") if method else self.text
 
     @property
     def is_bound(self) -> bool:
@@ -136,9 +135,9 @@ class Publication:
     """A file of numbers/: the numbers and claims of a paper that are compared with runs of
     `presets`.
 
-    Runs of the presets in `claims_only` have another size than the paper's, so that only claims can
-    be compared. `substitutes` are choices of config groups that may replace those of the preset.
-    `paper` is the paper's short name.
+    `claims_only` has presets with a scale, such as fedabc_fig2_small. Their runs have another size
+    than the paper's, so that only claims can be compared. `substitutes` are choices of config
+    groups that may replace those of the preset. `paper` is the paper's short name.
     """
 
     paper: str

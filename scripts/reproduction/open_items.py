@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedsim.papers.evidence import Evidence, holm_corrected, is_number
+from fedsim.papers.evidence import Evidence, holm_corrected, number_evidence
 from fedsim.papers.judge import Judged, family_of
 from fedsim.papers.published import VERDICTS, Claim, Number, Publication
 from fedsim.results.frames import finished_rows
@@ -84,7 +84,7 @@ def _simulated(
         assert isinstance(ours, Estimate)
         printed = offset * rng.choice((-1, 1)) + rng.normal(0, ours.sd)
         runs = estimate(rng.normal(0, ours.sd, judged.evidence.num).tolist())
-        evidence = is_number(printed, runs, judged.printed.margin)
+        evidence = number_evidence(printed, runs, judged.printed.margin)
         families.setdefault(key(publication, judged.printed), []).append(evidence)
     verdicts: list[str] = []
     for family in families.values():

@@ -138,7 +138,7 @@ def run_sweep(
     plans_by_folder = {plan.folder: plan for plan in _composed(experiments, config_dir, parts)}
     prepared = _prepared(list(plans_by_folder.values()), keep)
     overwriting = Overwriting([plan for plan, _ in prepared])
-    plans = [overwriting.as_found(plan) for plan, _ in prepared]
+    plans = [overwriting.without_replaced(plan) for plan, _ in prepared]
     callback = _Callback(on_round)
     progress = Progress(plans)
     words = []

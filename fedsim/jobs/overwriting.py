@@ -1,11 +1,10 @@
-"""`overwrite=true` over several jobs: the same command resumes with the jobs that are not replaced.
+"""Overwriting the results of several jobs (`overwrite=true`) by a command that may be killed.
 
-A job is replaced if its summary was written after the overwriting began. The overwriting began in
-this command, or in an earlier one with the same jobs that was killed before all of them had ended.
-While jobs run, a note in `.replacements/` says when it began. The note's name is a hash of the
-jobs' folders. It is deleted when all jobs have ended.
-
-`fedsim.jobs.prepare` creates the `Overwriting` of a command, and `fedsim.jobs.cli` keeps the note.
+The same command then resumes: jobs that it has overwritten already are not run once more, although
+their results are there and the command says `overwrite=true`. These are the jobs whose summaries
+are newer than the beginning of the overwriting. While jobs run, a note in the folder
+`.replacements` holds the time of this beginning. Its name is a hash of the jobs' folders, so that
+only a command with the same jobs finds it. The note is deleted when all jobs have ended.
 """
 
 import hashlib
@@ -25,43 +24,49 @@ from fedsim.running.outcome import outcome_on_file
 class Overwriting:
     """The jobs of a command that overwrite earlier results: the `plans` with `overwrite=true`.
 
-    `since` is when the overwriting began [s since 1970]. A task of another process passes it.
-    Without it, the note of an earlier command says when it began, or it begins now. `replaced` are
-    the folders that the earlier command has replaced.
+    `since` is when the overwriting began [s since 1970]. A task of another process passes it, and
+    otherwise the note of an earlier command may hold it. Without both, the overwriting begins now.
+    `replaced` are the folders whose results an earlier command has overwritten.
     """
 
     def __init__(self, plans: Sequence[Plan] = (), since: float | None = None) -> None:
         self._plans = {plan.folder: plan for plan in plans if plan.settings.overwrite}
+        self._note = _note_of(list(self._plans))
         self.replaced: set[Path] = set()
-        folders = sorted(map(str, self._plans))
-        name = hashlib.sha256("\n".join(folders).encode()).hexdigest()[:12]
-        parent = min(self._plans, default=Path()).parent
-        self._note = parent / REPLACEMENTS / f"overwrite-{name}"
+        noted = self._read_note() if since is None else None
         if since is not None:
             self.since = since
-            return
-        # The clock of a file server may be ahead of this one. The overwriting begins after the
-        # latest summary, so that no old result counts as replaced.
-        self.since = max([time.time(), *map(_written, self._plans)])
-        if len(self._plans) > 1:
-            with suppress(DamagedError, ValueError):
-                self.since = float(content_of(self._note))
-                for folder, plan in self._plans.items():
-                    if self.has_ended(plan):
-                        self.replaced.add(folder)
+        elif noted is not None:
+            self.since = noted
+            for folder, plan in self._plans.items():
+                if self.has_ended(plan):
+                    self.replaced.add(folder)
+        else:
+            # The clock of a file server may be ahead of this one. The overwriting begins after the
+            # latest summary, so that no old result counts as replaced.
+            self.since = max([time.time(), *map(_time_of_summary, self._plans)])
+
+    def _read_note(self) -> float | None:
+        """Return the time in the note; None if there is none, or it cannot be read."""
+        if len(self._plans) < 2:
+            return None
+        try:
+            return float(content_of(self._note))
+        except (DamagedError, ValueError):
+            return None
 
     def has_ended(self, plan: Plan) -> bool:
         """Return whether nothing is left to do for a job: it is replaced, or done."""
         if not outcome_on_file(plan).final:
             return False
-        return not plan.settings.overwrite or _written(plan.folder) > self.since
+        return not plan.settings.overwrite or _time_of_summary(plan.folder) > self.since
 
-    def forget(self, plan: Plan) -> None:
-        """Delete the note without waiting for a job that is not run (`fedsim race` calls this)."""
+    def leave_out(self, plan: Plan) -> None:
+        """Do not keep the note for a job that will not be run (a race has stopped its method)."""
         self._plans.pop(plan.folder, None)
 
-    def as_found(self, plan: Plan) -> Plan:
-        """Return `plan`, without `overwrite=true` if it is replaced by now."""
+    def without_replaced(self, plan: Plan) -> Plan:
+        """Return `plan`, with `overwrite=false` if its results are replaced by now."""
         if plan.settings.overwrite and self.has_ended(plan):
             return replace(plan, settings=replace(plan.settings, overwrite=False))
         return plan
@@ -92,8 +97,8 @@ class Overwriting:
         try:
             yield
         finally:
-            ended = list(map(self.has_ended, self._plans.values()))
-            if all(ended) or not any(ended):
+            num_ended = sum(map(self.has_ended, self._plans.values()))
+            if num_ended in (0, len(self._plans)):
                 # Also delete the folders that were created for the note, if they are empty.
                 with suppress(OSError):
                     self._note.unlink(missing_ok=True)
@@ -101,7 +106,15 @@ class Overwriting:
                         folder.rmdir()
 
 
-def _written(folder: Path) -> float:
+def _note_of(folders: Sequence[Path]) -> Path:
+    """Return the file of the note on jobs with these folders."""
+    texts = sorted(map(str, folders))
+    name = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+    first = min(folders, default=Path())  # any order of the jobs gives the same note
+    return first.parent / REPLACEMENTS / f"overwrite-{name}"
+
+
+def _time_of_summary(folder: Path) -> float:
     """Return when the summary in a run's folder was written; 0 without one."""
     try:
         return (folder / SUMMARY).stat().st_mtime

@@ -51,7 +51,7 @@ def prepare(jobs: Sequence[ComposedJob]) -> tuple[list[Plan], Overwriting]:
     """
     plans = outlined(jobs)
     overwriting = Overwriting(plans)
-    return list(map(overwriting.as_found, plans)), overwriting
+    return list(map(overwriting.without_replaced, plans)), overwriting
 
 
 def check_all(

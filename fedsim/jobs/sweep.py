@@ -84,7 +84,7 @@ class Attempts:
 
         Raises KeyboardInterrupt or `Preempted` if a signal stopped it outside its rounds.
         """
-        plan = self.overwriting.as_found(plan)
+        plan = self.overwriting.without_replaced(plan)
         if self.screen is not None:
             self.screen.job_begins(plan)
         outcome = replace(outcome_on_file(plan), skipped=True)
@@ -166,7 +166,7 @@ class Attempts:
             free = [plan for plan in self.held.values() if is_free(plan.folder)]
             for plan in free:
                 del self.held[plan.folder]
-            run(list(map(self.overwriting.as_found, free)))
+            run(list(map(self.overwriting.without_replaced, free)))
             if not free:
                 _print_holders(self.held, printed)
                 # A look at a lock takes less than a millisecond: do not look all the time.

@@ -102,7 +102,7 @@ class TaskLauncher(ABC):
         KeyboardInterrupt or `Preempted`. A second Ctrl-C does not wait. A folder that occurs twice
         is run once. Raises `ConfigError` before any job is run.
         """
-        by_folder = {plan.folder: attempts.overwriting.as_found(plan) for plan in plans}
+        by_folder = {plan.folder: attempts.overwriting.without_replaced(plan) for plan in plans}
         plans = list(by_folder.values())
         plans_left = to_come(plans)
         # Jobs that have ended need no task: running them here only reports them.

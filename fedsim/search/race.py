@@ -236,7 +236,7 @@ class Race:
                 if method.stop is not None:
                     for job in method.jobs[look:]:
                         attempts.progress.job_ended(plans[job].folder)
-                        attempts.overwriting.forget(plans[job])
+                        attempts.overwriting.leave_out(plans[job])
             if attempts.screen is not None:
                 self._write(attempts.screen.folder / "race.json")
 

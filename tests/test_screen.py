@@ -23,7 +23,7 @@ from fedsim.core.record import Record
 from fedsim.data.parquet import Parquet
 from fedsim.jobs import narration
 from fedsim.jobs.cli import run as fedsim
-from fedsim.jobs.narration import LEAST_ROUNDS, WINDOW, Progress
+from fedsim.jobs.progress import LEAST_ROUNDS, WINDOW, Progress
 from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import experiment

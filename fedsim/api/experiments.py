@@ -19,9 +19,10 @@ from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.record import Record
-from fedsim.jobs.narration import Narration, Progress, has_console
+from fedsim.jobs.narration import Narration, has_console
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.prepare import require_room
+from fedsim.jobs.progress import Progress
 from fedsim.jobs.sweep import Attempts, Lanes
 from fedsim.running.assembly import forget
 from fedsim.running.experiment import execute

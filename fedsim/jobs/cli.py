@@ -14,8 +14,9 @@ from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.config.yaml_files import head_of, read_text
 from fedsim.core.errors import FedsimError
-from fedsim.jobs.narration import Narration, Progress
+from fedsim.jobs.narration import Narration
 from fedsim.jobs.prepare import check_all, compose_words, prepare
+from fedsim.jobs.progress import Progress
 from fedsim.jobs.sweep import Attempts
 from fedsim.running.process import EXIT_CODES, STOP, print_error
 

@@ -19,8 +19,9 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, DataError, FedsimError
 from fedsim.core.parameters import Count, parameters
 from fedsim.core.record import Record
-from fedsim.jobs.narration import Narration, Progress
+from fedsim.jobs.narration import Narration
 from fedsim.jobs.overwriting import Overwriting
+from fedsim.jobs.progress import Progress
 from fedsim.results.files import HeldError, is_free
 from fedsim.running.outcome import Outcome, Watch, outcome_on_file
 from fedsim.running.process import STOP

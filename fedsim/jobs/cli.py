@@ -91,11 +91,8 @@ def run_jobs(
     for equal_errors in errors_by_text.values():
         print_error(equal_errors[0])
         print(f"    concerns {len(equal_errors)} of {len(plans)} jobs", file=sys.stderr)
-    plans_by_folder = {plan.folder: plan for plan in plans}
-    screen.plans = [plan for plan in plans_by_folder.values() if plan.folder in attempts.ended]
-    outcomes = [attempts.ended[plan.folder] for plan in screen.plans]
-    screen.end(outcomes)
-    worst = max((outcome.status for outcome in outcomes), key=SEVERITY.index)
+    screen.end(attempts.ended)
+    worst = max((outcome.status for outcome in attempts.ended.values()), key=SEVERITY.index)
     return EXIT_CODES[worst]
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import user_code
@@ -34,14 +35,16 @@ from fedsim.tracking.tables import (
 
 MAX_NAMED = 3
 """At most this many files and trackers are named one by one."""
+CONSOLE_TARGET = f"{ConsoleTracker.__module__}.{ConsoleTracker.__qualname__}"
+"""The `_target_` of the tracker on the terminal in a config."""
 
 
 class Narration:
     """The lines on the terminal about one command, whose jobs are `plans`.
 
     `overrides` has the overrides of each job, and `argv` the words of the command line. A label is
-    an override as key and value. Lines on a job name those of its labels in which jobs differ, by
-    their short names, such as `lr=0.1 seed=2`.
+    an override as key and value. In lines about a job, its name is made of the labels in which jobs
+    differ, such as `lr=0.1 seed=2`.
     """
 
     def __init__(
@@ -68,35 +71,33 @@ class Narration:
 
         `cost` is what the jobs take. It is printed before a sweep that has work left.
         """
-        new_trackers: Counter[str] = Counter()  # of runs that ended without them
+        ended_plans = []
         for plan in self.plans:
-            outcome = outcome_on_file(plan)
-            if outcome.final and not plan.settings.overwrite:
+            if outcome_on_file(plan).final and not plan.settings.overwrite:
+                ended_plans.append(plan)
                 self._ended_before.add(plan.folder)
                 self.progress.job_ended(plan.folder)
-                if self._sets_trackers:
-                    new_trackers.update(_new_trackers(plan))
         if self._is_sweep:
-            line = f"{len(self.plans)} jobs, results in {self.folder}"
-            num_ended = len(self._ended_before - self._overwriting.replaced)
-            if num_ended:
-                verb, them = ("has", "it") if num_ended == 1 else ("have", "them")
-                line += f"; {num_ended} {verb} ended before (overwrite=true runs {them} again)"
-            if len(self._labels) < len(self.plans):
-                line += f"; different runs among them: {len(self._labels)}"
-            print_line(line)
+            self._describe_sweep()
             if cost and len(self._ended_before) < len(self._labels):
                 print_line(cost)
-        for name, count in new_trackers.items():
-            runs = (
-                f"{count} runs that have ended without it"
-                if count > 1
-                else "a run that has ended without it"
-            )
-            again = "them" if count > 1 else "it"
-            print_line(f"tracker.{name} gets nothing of {runs} (overwrite=true runs {again} again)")
+        if self._sets_trackers:
+            _print_new_trackers(ended_plans)
         if self._overwriting.notice:
             print_line(self._overwriting.notice)
+
+    def _describe_sweep(self) -> None:
+        """Print how many jobs there are, how many of them have ended, and how many are equal."""
+        line = f"{len(self.plans)} jobs, results in {self.folder}"
+        num_ended = len(self._ended_before - self._overwriting.replaced)
+        if num_ended == 1:
+            line += "; 1 has ended before (overwrite=true runs it again)"
+        elif num_ended:
+            line += f"; {num_ended} have ended before (overwrite=true runs them again)"
+        num_runs = len(self._labels)
+        if num_runs < len(self.plans):
+            line += f"; different runs among them: {num_runs}"
+        print_line(line)
 
     def job_begins(self, plan: Plan) -> None:
         """Print what a job is if no tracker does, or that its data are being loaded."""
@@ -116,46 +117,54 @@ class Narration:
                 remedy = "" if plan.config.get("overwrite") else " (overwrite=true runs it again)"
                 print_line(f"already {outcome.status}: {plan.folder}{remedy}")
         elif self._is_sweep:
-            position = self.progress.position(plan.folder)
-            parts = [outcome.status, self._name_of(plan), *_results(outcome), time_left(position)]
-            CONSOLE.print(
-                job_number(position) + " · ".join(filter(None, parts)),  # without empty parts
-                style=None if outcome.status in FINISHED else "red",
-                soft_wrap=not CONSOLE.is_terminal,
-                markup=False,
-            )
+            self._print_end_in_sweep(plan, outcome)
         elif not has_console(plan) and outcome.status not in ("data", "config"):
             print_line(" · ".join([outcome.status, *_results(outcome)]))
             print_line(f"results in {plan.folder}")
 
+    def _print_end_in_sweep(self, plan: Plan, outcome: Outcome) -> None:
+        """Print how a job of a sweep ended: its number, status, name and results, and the time that
+        is left."""
+        position = self.progress.position(plan.folder)
+        parts = [outcome.status, self._name_of(plan), *_results(outcome), time_left(position)]
+        CONSOLE.print(
+            job_number(position) + " · ".join(part for part in parts if part),
+            style=None if outcome.status in FINISHED else "red",
+            soft_wrap=not CONSOLE.is_terminal,
+            markup=False,
+        )
+
     def _name_of(self, plan: Plan) -> str:
         """Return the labels of a job in which jobs differ, such as "seed=1"; empty for one job."""
         labels = self._labels[plan.folder]
-        return " ".join(
-            f"{name}={labels[key]}" for key, name in self._names.items() if key in labels
-        )
+        parts = [f"{name}={labels[key]}" for key, name in self._names.items() if key in labels]
+        return " ".join(parts)
 
-    def end(self, outcomes: Sequence[Outcome]) -> None:
-        """Close the command: a table of its jobs, the place of results, and what to do next."""
+    def end(self, outcomes: Mapping[Path, Outcome]) -> None:
+        """Close the command: a table of its jobs, the place of results, and what to do next.
+
+        `outcomes` has the outcome of each job by its folder. A job without one was not run.
+        """
+        plans = {plan.folder: plan for plan in self.plans if plan.folder in outcomes}
+        ended = [(plan, outcomes[folder]) for folder, plan in plans.items()]
         if self._is_sweep:
-            rows = []
-            for plan, outcome in zip(self.plans, outcomes, strict=True):
-                labels = dict(self._labels[plan.folder])
-                labels.pop("seed", None)
-                rows.append(
-                    {
-                        "labels": labels,
-                        "seed": plan.settings.seed,
-                        "status": outcome.status,
-                        "summary": outcome.summary,
-                    }
-                )
-            sweep_table(rows)
+            sweep_table([self._row(plan, outcome) for plan, outcome in ended])
             print_line(f"results in {self.folder}")
-        self._print_failed_trackers(outcomes)
-        self._print_remedies(outcomes)
-        if any(outcome.status in FINISHED for outcome in outcomes):
+        _print_failed_trackers(ended)
+        self._print_remedies(ended)
+        if any(outcome.status in FINISHED for _, outcome in ended):
             print_line(f"next: {command('fedsim', 'report', str(self.folder))}")
+
+    def _row(self, plan: Plan, outcome: Outcome) -> dict[str, Any]:
+        """Return the row of a job in the table of a sweep."""
+        labels = dict(self._labels[plan.folder])
+        labels.pop("seed", None)
+        return {
+            "labels": labels,
+            "seed": plan.settings.seed,
+            "status": outcome.status,
+            "summary": outcome.summary,
+        }
 
     @contextmanager
     def with_resume_hint(self) -> Iterator[None]:
@@ -179,27 +188,12 @@ class Narration:
         is_absolute = any(map(Path.is_absolute, parents))
         return Path(common if is_absolute else os.path.relpath(common))
 
-    def _print_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
-        """Print which trackers failed in runs without a tracker on the terminal.
-
-        Otherwise the tracker on the terminal has printed it.
-        """
-        failures: Counter[str] = Counter()
-        for plan, outcome in zip(self.plans, outcomes, strict=True):
-            if outcome.skipped or has_console(plan):
-                continue
-            for name, error in (outcome.summary.get("trackers") or {}).items():
-                if isinstance(error, str):  # it may also be the number of failures
-                    failures[f"tracker.{name} failed: {error}"] += 1
-        for text, count in failures.most_common(MAX_NAMED):
-            print_line(text if count == 1 else f"{text} (in {count} jobs)")
-
-    def _print_remedies(self, outcomes: Sequence[Outcome]) -> None:
+    def _print_remedies(self, ended: Sequence[tuple[Plan, Outcome]]) -> None:
         """Print what the user can do about jobs that are not done."""
         num_left = 0
         tracebacks = []
         has_checkpoint_of_user_code = False
-        for plan, outcome in zip(self.plans, outcomes, strict=True):
+        for plan, outcome in ended:
             if outcome.final:
                 continue
             num_left += 1
@@ -208,9 +202,8 @@ class Narration:
             if (place / ERROR).is_file():
                 job = f"traceback of {self._name_of(plan)}" if self._is_sweep else "its traceback"
                 tracebacks.append(f"{job}: {place / ERROR}")
-            has_checkpoint_of_user_code |= (place / NEWEST).is_file() and user_code(
-                plan.config
-            ) is not None
+            if (place / NEWEST).is_file() and user_code(plan.config) is not None:
+                has_checkpoint_of_user_code = True
         for line in tracebacks[:MAX_NAMED]:
             print_line(line)
         if num_left:
@@ -220,6 +213,22 @@ class Narration:
             print_line(f"the same command resumes {jobs}: {self._command}")
         if has_checkpoint_of_user_code:  # a checkpoint of other code is rejected
             print_line("after a change of your code, add checkpoint.other_code=true")
+
+
+def _print_failed_trackers(ended: Sequence[tuple[Plan, Outcome]]) -> None:
+    """Print which trackers failed in runs without a tracker on the terminal.
+
+    Otherwise the tracker on the terminal has printed it.
+    """
+    failures: Counter[str] = Counter()
+    for plan, outcome in ended:
+        if outcome.skipped or has_console(plan):
+            continue
+        for name, error in (outcome.summary.get("trackers") or {}).items():
+            if isinstance(error, str):  # it may also be the number of failures
+                failures[f"tracker.{name} failed: {error}"] += 1
+    for text, count in failures.most_common(MAX_NAMED):
+        print_line(text if count == 1 else f"{text} (in {count} jobs)")
 
 
 def _sets_tracker(override: str) -> bool:
@@ -237,6 +246,18 @@ def _results(outcome: Outcome) -> list[str]:
     return [f"final accuracy {accuracy}", show_seconds(summary["wall_seconds"])]
 
 
+def _print_new_trackers(ended_plans: Sequence[Plan]) -> None:
+    """Print which trackers get nothing of runs, because these have ended without them."""
+    num_runs: Counter[str] = Counter()
+    for plan in ended_plans:
+        num_runs.update(_new_trackers(plan))
+    for name, num in num_runs.items():
+        runs, again = f"{num} runs that have ended without it", "them"
+        if num == 1:
+            runs, again = "a run that has ended without it", "it"
+        print_line(f"tracker.{name} gets nothing of {runs} (overwrite=true runs {again} again)")
+
+
 def _new_trackers(plan: Plan) -> list[str]:
     """Return the names of trackers that a finished run was made without, except the terminal."""
     try:
@@ -249,10 +270,6 @@ def _new_trackers(plan: Plan) -> list[str]:
         if isinstance(node, Mapping) and node["_target_"] not in {*targets, CONSOLE_TARGET}:
             names.append(name)
     return names
-
-
-# The `_target_` of the tracker on the terminal in a config.
-CONSOLE_TARGET = f"{ConsoleTracker.__module__}.{ConsoleTracker.__qualname__}"
 
 
 def has_console(plan: Plan) -> bool:

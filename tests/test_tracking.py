@@ -3,7 +3,7 @@
 import errno
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +174,13 @@ class Noticing(Tracker):
     num_degraded = 2
 
 
-def heard_next_to(cls: type[Tracker], folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """Return what a tracker hears next to one of class `cls`, and which trackers are degraded."""
+def heard_next_to(
+    cls: type[Tracker], folder: Path, names: Sequence[str] = ("x", "listener")
+) -> tuple[list[str], dict[str, Any]]:
+    """Return what a tracker hears next to x, which is of class `cls`, and which trackers are
+    degraded. `names` is the order in which both are made."""
     listener = Listener()
-    trackers = Trackers(["x", "listener"], lambda name: cls() if name == "x" else listener)
+    trackers = Trackers(names, lambda name: cls() if name == "x" else listener)
     trackers.start(info(folder))
     trackers.log(record(1))
     trackers.log(record(2))
@@ -201,6 +204,39 @@ def test_a_tracker_that_fails_is_reported_once_and_does_not_disturb_the_others(
     assert message == f"tracker.x failed and is skipped from here on: {error}"
     assert heard == ["start", "log 1", "log 2", "done"]
     assert degraded == {"x": error}
+
+
+@pytest.mark.parametrize("cls", [Unmakable, OutOfInk, Exiting])
+def test_a_tracker_that_fails_is_reported_once_to_those_before_it(
+    cls: type[Tracker], tmp_path: Path
+) -> None:
+    heard, _ = heard_next_to(cls, tmp_path, names=("listener", "x"))
+    assert heard[0] == "start"
+    assert len([text for text in heard if text.startswith("tracker.x failed")]) == 1
+
+
+class Fragile(Tracker):
+    """A tracker that cannot take messages."""
+
+    def __init__(self) -> None:
+        self.num_logged = 0
+
+    def message(self, text: str) -> None:
+        raise OSError("no messages")
+
+    def log(self, record: Any) -> None:
+        self.num_logged += 1
+
+
+def test_a_tracker_that_fails_at_a_message_in_between_is_skipped_at_once(tmp_path: Path) -> None:
+    """OutOfInk fails in `log`, and its message makes the next tracker fail before its turn."""
+    fragile = Fragile()
+    trackers = Trackers(["ink", "fragile"], lambda name: OutOfInk() if name == "ink" else fragile)
+    trackers.start(info(tmp_path))
+    trackers.log(record(1))
+    trackers.log(record(2))
+    assert fragile.num_logged == 0
+    assert trackers.degraded["fragile"] == "OSError: no messages"
 
 
 def test_a_tracker_that_modifies_a_record_does_not_disturb_the_others(tmp_path: Path) -> None:

@@ -120,11 +120,11 @@ class Trackers:
             try:
                 self._trackers[name] = make(name)
             except (Exception, SystemExit) as error:
-                self._fail(name, error)
+                self._errors[name] = _in_words(error)  # `start` reports it
 
     def start(self, info: RunInfo) -> None:
         """Start all trackers, and report those that could not be made."""
-        not_made = list(self._errors)  # at that time no tracker could show a message
+        not_made = list(self._errors)
         self._each(lambda tracker: tracker.start(info))
         for name in not_made:
             self._report(name)
@@ -179,16 +179,19 @@ class Trackers:
         """Return what `call` returns for each tracker. Skip a tracker from then on if it raises."""
         results = {}
         for name, tracker in list(self._trackers.items()):
+            if name not in self._trackers:  # it failed when another one's failure was reported
+                continue
             try:
                 results[name] = call(tracker)
             except (Exception, SystemExit) as error:  # a user's tracker may fail in any way
                 self._trackers.pop(name, None)
-                self._fail(name, error)
+                self._errors[name] = _in_words(error)
+                self._report(name)
         return results
-
-    def _fail(self, name: str, error: BaseException) -> None:
-        self._errors[name] = f"{type(error).__name__}: {error}"
-        self._report(name)
 
     def _report(self, name: str) -> None:
         self.message(f"tracker.{name} failed and is skipped from here on: {self._errors[name]}")
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,6 +1,7 @@
 """FLIPS and FedLECC: examples by hand, and clusters by the definitions of what they minimise."""
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from fedsim.clients.ledger import Ledger
 from fedsim.selectors.fedlecc import FedLECC, pick_by_loss
 from fedsim.selectors.flips import FLIPS, label_clusters
 from fedsim.selectors.optics import density_clusters, label_distances
-from tests.toys import ToyEngine, toy_clients, toy_population
+from tests.toys import ToyEngine, shipped, toy_clients, toy_population
 
 ALL_SIGNALS = frozenset(Signal)
 
@@ -193,3 +194,20 @@ def test_fedlecc_clusters_by_labels_and_asks_for_losses_in_each_round() -> None:
         chosen = selector.select(round, clients, np.random.default_rng(0)).ids.tolist()
         assert chosen in ([0, 1, 2], [3, 4, 5])
         assert ledger.bytes_up == 6 * 3 * 4 + round * 6 * 4
+
+
+@pytest.mark.parametrize(
+    ("selector", "module"),
+    [
+        ("flips", "sklearn.cluster"),
+        ("fedlecc", "fedsim.selectors.optics"),
+        ("haccs", "fedsim.selectors.optics"),
+    ],
+)
+def test_modules_that_take_long_are_imported_before_the_first_round(
+    selector: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of an import would count as the selector's."""
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    shipped(selector, toy_population([1, 1, 1], 1))
+    assert module in sys.modules

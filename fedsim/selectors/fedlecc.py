@@ -63,6 +63,8 @@ class FedLECC(Selector):
     num_clusters: Count | None  # J; None: half of the clusters, rounded up
 
     def __post_init__(self) -> None:
+        import fedsim.selectors.optics  # noqa: F401 - takes long: no round waits for it
+
         num_clients = self.population.num_clients
         self.counts = np.empty((num_clients, 0), np.int64)  # label counts [N, C]
         self.labels = np.full(num_clients, -1)  # clusters of the clients [N], -1: not reported yet
@@ -73,7 +75,6 @@ class FedLECC(Selector):
         self.counts = collect_label_counts(self.counts, clients)
         known = np.flatnonzero((self.counts >= 0).any(1))
         if (self.labels[known] < 0).any():
-            # scikit-learn takes long to import.
             from fedsim.selectors.optics import density_clusters, label_distances
 
             counts = self.counts[known]

@@ -68,6 +68,8 @@ class FLIPS(Selector):
     num_clusters: Count | None  # k, at most the number of clients; None: by Davies and Bouldin
 
     def __post_init__(self) -> None:
+        import sklearn.cluster  # noqa: F401 - takes long: no round waits for it
+
         num_clients = self.population.num_clients
         self.counts = np.empty((num_clients, 0), np.int64)  # label counts [N, C]
         self.pulls = np.zeros(num_clients, np.int64)  # selections of each client [N]
@@ -112,7 +114,6 @@ def label_clusters(counts: Ints, num_clusters: int | None, rng: Generator) -> In
     There are `num_clusters` clusters, or as many as clients differ if these are fewer. None chooses
     the number with the lowest index of Davies and Bouldin, and 1 if that index is not defined.
     """
-    # scikit-learn takes long to import.
     from sklearn.cluster import KMeans
     from sklearn.metrics import davies_bouldin_score
 

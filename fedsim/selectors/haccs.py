@@ -89,6 +89,8 @@ class HACCS(Selector):
     distance: Literal["euclidean", "hellinger"]  # of label distributions
 
     def __post_init__(self) -> None:
+        import fedsim.selectors.optics  # noqa: F401 - takes long: no round waits for it
+
         always = {Signal.LABEL_COUNTS, Signal.ACCURACIES}
         with_latencies = always | {Signal.RESOURCES}
         self.needs = frozenset(with_latencies if self.rho > 0 else always)
@@ -126,7 +128,6 @@ class HACCS(Selector):
     def _add_to_clusters(self, new: Ids, clients: Clients, rng: Generator) -> None:
         """Ask the clients `new` for their label counts and latencies. Cluster all that have
         reported."""
-        # scikit-learn takes long to import.
         from fedsim.selectors.optics import density_clusters, label_distances
 
         self.label_counts = collect_label_counts(self.label_counts, clients)

@@ -94,7 +94,7 @@ def run(options: Namespace) -> int:
     text = "exists already"
     check(rule(not folder.exists(), "folder", str(folder), text, "name another folder"))
     words = list(options.words)
-    typed = {word.partition("=")[0] for word in words}
+    typed = {word.partition("=")[0].lstrip("+~") for word in words}
     if "checkpoint.every" not in typed:
         words.append("checkpoint.every=1")
     if not any(key.startswith("tracker") for key in typed):

@@ -57,6 +57,13 @@ def test_an_unknown_name_is_an_error_with_the_nearest_name(
     assert "fedabd has no reference; did you mean fedabc?" in capsys.readouterr().err
 
 
+def test_known_names_are_cited_next_to_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(["cite", "selector=power_of_choice,my_own"]) == 2
+    printed = capsys.readouterr()
+    assert "Yae Jee Cho" in printed.out
+    assert "my_own has no reference" in printed.err
+
+
 def test_without_names_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(["cite"]) == 0
     assert capsys.readouterr().out.split() == sorted(read_entries())

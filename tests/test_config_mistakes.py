@@ -11,11 +11,14 @@ import pytest
 
 import fedsim as api
 from fedsim.config.compose import check_jobs, compose_jobs, outlined, search_path
+from fedsim.config.plan import Plan
 from fedsim.config.words import expand, parse, quoted, without_sweeps, words_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.types import Population
 from fedsim.jobs.cli import run
+from fedsim.running import experiment
+from fedsim.running.outcome import Outcome
 from fedsim.running.process import print_error
 from fedsim.selectors.random import Random
 from tests.run_toys import Run, refused, shell
@@ -559,6 +562,24 @@ def test_mistakes_are_printed_on_stderr(capsys: pytest.CaptureFixture[str]) -> N
     print_error(ConfigError([Problem("a.b", 3, "must be > 4", "try 5")]))
     text = "fedsim: 1 problem in the config; nothing was run\n  a.b=3: must be > 4\n    try 5\n"
     assert capsys.readouterr().err == text
+
+
+def test_a_mistake_of_one_job_of_a_sweep_does_not_say_that_nothing_was_run(
+    fedsim: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of a user's class may have changed since a checkpoint of this job, for example."""
+
+    execute = experiment.execute
+
+    def refuse_seed_1(plan: Plan, *others: Any) -> Outcome:
+        if plan.settings.seed == 1:
+            raise ConfigError([Problem("code", ..., "is another", "")])
+        return execute(plan, *others)
+
+    monkeypatch.setattr(experiment, "execute", refuse_seed_1)
+    assert fedsim("-m", "seed=0,1") == 2
+    told = capsys.readouterr().err
+    assert "fedsim: 1 problem in the config\n  code: is another\n    concerns 1 of 2 jobs" in told
 
 
 def test_mistakes_exit_with_2_and_a_traceback_only_on_demand(tmp_path: Path) -> None:

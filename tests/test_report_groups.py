@@ -9,6 +9,7 @@ from fedsim.report.tables import by_group, pairs, pooled_pairs
 from fedsim.results.frames import by, by_setting, has_values
 from fedsim.results.grouping import NATIVE
 from fedsim.results.labels import show_labels, sort_key
+from fedsim.results.sources import find_source
 from tests.report_toys import frame_of, rows_of, two_methods, write_run
 
 
@@ -309,6 +310,18 @@ def test_data_at_different_paths_are_settings_named_by_a_name_or_a_folder(
     frame = frame_of(tmp_path)
     named = dict(zip(frame["setting"], frame["method"], strict=True))
     assert named == {"brain": "gpfl", "chest_xray": "gpfl"}
+
+
+def test_a_folder_without_runs_does_not_hide_results_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("paper").mkdir()
+    assert find_source("paper") == Path("paper")
+    write_run(Path("outputs/paper/a"), [0.5], [[0]])
+    assert find_source("paper") == Path("outputs/paper")
+    write_run(Path("paper/a"), [0.5], [[0]])
+    assert find_source("paper") == Path("paper")
 
 
 def test_folders_of_the_same_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:

@@ -28,9 +28,18 @@ def run(options: Namespace) -> int:
         print("\n".join(sorted(entries)))
         return 0
     cited: list[str] = []
-    for name in options.name:
-        cited += find_entries(name, entries)
-    print("\n\n".join(dict.fromkeys(cited)))
+    mistakes = []
+    for word in options.name:
+        names = word.rpartition("=")[2]  # of selector=gpfl,oort
+        for name in names.split(","):
+            try:
+                cited += find_entries(name, entries)
+            except MistakeError as mistake:
+                mistakes.append(str(mistake))
+    if cited:
+        print("\n\n".join(dict.fromkeys(cited)))
+    if mistakes:
+        raise MistakeError("; ".join(mistakes))
     return 0
 
 

@@ -89,7 +89,7 @@ def run_jobs(
     for error in attempts.errors:
         errors_by_text.setdefault(str(error), []).append(error)
     for equal_errors in errors_by_text.values():
-        print_error(equal_errors[0])
+        print_error(equal_errors[0], after="")
         print(f"    concerns {len(equal_errors)} of {len(plans)} jobs", file=sys.stderr)
     screen.end(attempts.ended)
     worst = max((outcome.status for outcome in attempts.ended.values()), key=SEVERITY.index)

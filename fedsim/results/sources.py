@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fedsim.results.archive import read_archive
+from fedsim.results.reading import SUMMARY
 from fedsim.results.runs import ReportError, Run, read_runs
 
 OUTPUTS = Path("outputs")
@@ -11,10 +12,16 @@ OUTPUTS = Path("outputs")
 
 def find_source(name: str, output_dir: Path = OUTPUTS) -> Path:
     """Return the archive or folder `name`, or the folder of the results `name` in `output_dir`.
-    Raises `ReportError` if none of them exists."""
-    for path in (Path(name), output_dir / name):
-        if path.is_dir():
-            return path
+
+    Of two folders, the first one with finished runs is meant. Raises `ReportError` if there is
+    neither a folder nor an archive.
+    """
+    folders = [path for path in (Path(name), output_dir / name) if path.is_dir()]
+    for folder in folders:
+        if next(folder.rglob(SUMMARY), None) is not None:
+            return folder
+    if folders:
+        return folders[0]
     if Path(name).is_file():
         return Path(name)
     raise ReportError(

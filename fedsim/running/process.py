@@ -266,13 +266,18 @@ def outside_cause(error: OSError) -> str:
     return ""
 
 
-def print_error(error: FedsimError, program: str = "fedsim") -> None:
-    """Print an error on stderr, with all its problems if it is of the config."""
+def print_error(
+    error: FedsimError, program: str = "fedsim", *, after: str = "; nothing was run"
+) -> None:
+    """Print an error on stderr, with all its problems if it is of the config.
+
+    `after` follows the number of these problems.
+    """
     lines = [f"{program}: {error}"]
     if isinstance(error, ConfigError):
         count = len(error.problems)
         noun = "problem" if count == 1 else "problems"
-        lines = [f"{program}: {count} {noun} in the config; nothing was run"]
+        lines = [f"{program}: {count} {noun} in the config{after}"]
         lines += [f"  {problem}" for problem in error.problems]
     with suppress(OSError):  # stderr may be on a full disk, too
         for line in lines:

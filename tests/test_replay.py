@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from fedsim.commands.replay import lead_of, run
+from fedsim.commands.replay import lead_of, real_accuracies, run
 from fedsim.commands.replay_analysis import Choices, verdict
 from fedsim.config.compose import search_path
 from fedsim.config.plan import Plan
@@ -178,16 +178,57 @@ def test_measures_by_hand() -> None:
     assert np.isnan(found.preferences["loss"]).all()
 
 
-def test_the_verdict_is_by_the_interval() -> None:
+def test_rounds_in_which_random_cohorts_do_not_differ_have_no_regret() -> None:
+    """In round 2 a single client is available."""
+    common = {"clients": 1, "seconds_select": 0, "bytes_asked": 0, "available": 4, "drawn": 1}
+    informative = {"best": 1.0, "worst": 3.0, "percentile": 50} | common
+    alone = {"best": 2.0, "worst": 2.0, "percentile": 0} | common
+    rows = [
+        {"chosen": [0], "loss": 2.0, **informative},
+        {"chosen": [1], "loss": 3.0, **informative},
+        {"chosen": [0], "loss": 2.0, **alone},
+        {"chosen": [], "loss": 5.0, **alone},
+    ]
+    found = Choices(["power_of_choice", "power"], rows, [{"size": np.array([1.0, 2, 3, 4])}])
+    assert found.measured["regret"].tolist() == [[0.5, 1.0]]
+    assert found.measured["percentile"].tolist() == [[50, 50]]
+    choices, _, agreement = found.tables({})
+    assert "without 1 of 2 rounds" in " ".join(choices.full_note.split())
+    assert list(agreement.values) == ["method", "power_of_choice", "power"]
+
+
+def test_seeds_without_any_regret_leave_a_method_last() -> None:
+    common = {"clients": 1, "seconds_select": 0, "bytes_asked": 0, "available": 1, "drawn": 1}
+    row = {"chosen": [0], "loss": 2.0, "best": 2.0, "worst": 2.0, "percentile": 0, **common}
+    found = Choices(["a", "b"], [row, row], [{"size": np.array([1.0, 2])}])
+    assert np.isnan(found.measured["regret"]).all()
+    assert len(found.plots()) == 3
+
+
+def test_the_verdict_is_by_kendalls_test() -> None:
     regrets = np.arange(8.0)
-    assert verdict(regrets, -regrets).startswith(
-        "Regret ranks methods as real accuracy does: Kendall's tau 1.00 [1.00"
+    # All of the 8! orders but one have a lower tau: p = 2 / 40,320.
+    assert verdict(regrets, -regrets) == (
+        "Regret ranks methods as real accuracy does: Kendall's tau 1.00 (p = 5e-05) over 8 methods."
     )
-    assert "does not predict the ranks by real accuracy: Kendall's tau -1.00" in verdict(
-        regrets, regrets
+    assert "is not shown to rank methods" in verdict(regrets, regrets)
+    assert "is not shown to rank methods" in verdict(regrets, -np.array([3.0, 1, 2, 5, 4, 0, 7, 6]))
+    # Four methods in perfect order: 2 of the 24 orders are as far from chance.
+    assert "is not shown to rank methods as real accuracy does: Kendall's tau 1.00 (p = 0.083)" in (
+        verdict(regrets[:4], -regrets[:4])
     )
-    assert "does not predict" in verdict(regrets, -np.array([3.0, 1, 2, 5, 4, 0, 7, 6]))
     assert "is open: 4 methods" in verdict(regrets[:3], regrets[:3])
+
+
+def test_real_accuracies_are_those_of_seeds_that_all_methods_have(
+    fedsim: Run, tmp_path: Path
+) -> None:
+    fedsim("-m", *SMALL, "selector=random", "seed=0,1")
+    fedsim(*SMALL, "selector=md", "seed=1")
+    methods = ("random", "md", "round_robin")
+    plans_by_seed = {seed: plans_of(f"seed={seed}", methods=methods) for seed in (0, 1)}
+    accuracies = real_accuracies(plans_by_seed)
+    assert {name: len(values) for name, values in accuracies.items()} == {"random": 1, "md": 1}
 
 
 def test_the_command_writes_whole_seeds(

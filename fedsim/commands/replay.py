@@ -185,15 +185,17 @@ def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int)
     print_line(f"replay in {folder}")
 
 
-def real_accuracies(
-    plans_by_seed: Mapping[int, Mapping[str, Plan]],
-) -> dict[str, list[float]]:
-    """Return the final accuracies of the plans that are done as ordinary runs, by method."""
-    accuracies: dict[str, list[float]] = {}
-    for plans in plans_by_seed.values():
+def real_accuracies(plans_by_seed: Mapping[int, Mapping[str, Plan]]) -> dict[str, list[float]]:
+    """Return the final accuracies of methods that have finished ordinary runs, at the seeds at
+    which all of these methods have one."""
+    by_method: dict[str, dict[int, float]] = {}
+    for seed, plans in plans_by_seed.items():
         for name, plan in plans.items():
             outcome = outcome_on_file(plan)
             accuracy = outcome.summary.get("final_accuracy")
             if outcome.status in FINISHED and accuracy is not None:
-                accuracies.setdefault(name, []).append(accuracy)
-    return accuracies
+                by_method.setdefault(name, {})[seed] = accuracy
+    common = [seed for seed in plans_by_seed if all(seed in runs for runs in by_method.values())]
+    if not common:
+        return {}
+    return {name: [runs[seed] for seed in common] for name, runs in by_method.items()}

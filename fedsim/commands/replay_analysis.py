@@ -16,16 +16,15 @@ from scipy.stats import hypergeom, kendalltau, spearmanr
 
 from fedsim.core.arrays import Floats
 from fedsim.report.table import Table, make_frame
-from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, Estimate
+from fedsim.results.statistics import ALPHA, MIN_SEEDS, UNBOUNDED, Estimate
 
 MIN_METHODS = 4
-"""Minimum number of methods with ordinary runs for a verdict."""
-RESAMPLES = 1000
-"""Number of resamples of the bootstrap over methods."""
+"""Minimum number of methods with ordinary runs for a verdict. With fewer, no order of methods has a
+p-value below 0.2."""
 REGRET = (
     "Regret: (L - best) / (worst - best) of a round's random cohorts, L the validation loss of the "
     "model that the\nchoice makes, with its own weights. Percentile: how many of them are better. "
-    "Seconds of selecting, and bytes of\nquestions. Means over rounds."
+    "Seconds of selecting, and bytes of\nquestions. Means over rounds"
 )
 PREFERENCES = (
     "Spearman's rank correlation with how often a client is chosen. Loss: at the lead's models, "
@@ -39,8 +38,13 @@ BOUNDS: dict[str, Bounds] = {
     "percentile": (0.0, 100.0),
 }
 """The bounds of the measures that are shown with a confidence interval."""
-MEASURED = ("loss", "percentile", "clients", "seconds_select", "bytes_asked")
-"""Columns of choices.jsonl whose means over rounds are in the table of choices."""
+MEASURED = {
+    "loss": "loss",
+    "clients": "clients",
+    "seconds_select": "seconds",
+    "bytes_asked": "bytes",
+}
+"""Columns of choices.jsonl whose means over rounds are in the table of choices, and their heads."""
 
 
 class Choices:
@@ -48,7 +52,10 @@ class Choices:
 
     The Jaccard index of two choices is (clients in both) / (clients in any of the two).
 
-    - `measured`: the means over rounds of the regret and of the columns `MEASURED`, by name.
+    - `measured`: the means over rounds of the regret, the percentile and the columns `MEASURED`, by
+      their heads. Regret and percentile are nan in rounds in which all random cohorts have the same
+      loss, for example because a single client is available. Means are over the other rounds.
+    - `num_undefined`, `num_rounds`: the number of such rounds, and of all rounds, in all seeds.
     - `preferences`: the rank correlations between how often a client is chosen and each of its
       properties, by the name of the property.
     - `distances`: 1 - the mean Jaccard index of the choices of each pair of methods, in the order
@@ -72,17 +79,20 @@ class Choices:
             values = np.array([row[name] for row in rows])
             return values.reshape(num_seeds, -1, num_methods)  # [seeds, rounds, methods]
 
-        # 1. The measures. The regret is 0 if all random cohorts of a round have the same loss.
+        # 1. The measures.
         best = column("best")
         spread = column("worst") - best
-        regret = np.divide(
-            column("loss") - best, spread, out=np.zeros(spread.shape), where=spread > 0
-        )
+        spread[spread <= 0] = np.nan
+        regret = mean_of_known((column("loss") - best) / spread)
+        percentile = np.where(np.isnan(spread), np.nan, column("percentile"))
         self.methods = methods
-        self.measured = {"regret": regret.mean(1)}
-        for name in MEASURED:
-            self.measured[name] = column(name).mean(1)
-        self.order = [int(method) for method in np.argsort(regret.mean((0, 1)), kind="stable")]
+        self.num_undefined = int(np.isnan(spread[..., 0]).sum())
+        self.num_rounds = spread[..., 0].size
+        self.measured = {"regret": regret, "percentile": mean_of_known(percentile)}
+        for name, head in MEASURED.items():
+            self.measured[head] = column(name).mean(1)
+        mean_regrets = mean_of_known(regret.T)
+        self.order = [int(method) for method in np.argsort(mean_regrets, kind="stable")]
 
         # 2. How often each method chooses each client, and how alike the choices of a round are.
         #    The rows of a round are one for each method.
@@ -120,14 +130,21 @@ class Choices:
         """
         accuracies = np.array([np.mean(real.get(name, np.nan)) for name in self.methods])
         known = np.isfinite(accuracies)
-        sentence = verdict(self.measured["regret"].mean(0)[known], accuracies[known])
+        mean_regrets = mean_of_known(self.measured["regret"].T)
+        sentence = verdict(mean_regrets[known], accuracies[known])
+        rounds = "."
+        if self.num_undefined:
+            rounds = (
+                f"; regret and\npercentile without {self.num_undefined} of {self.num_rounds} "
+                "rounds, in which random cohorts do not differ."
+            )
         measures = self.measured | {"real accuracy": accuracies[None]}
         similarity = 1 - squareform(self.distances)
         agreement = {self.methods[method]: similarity[None, :, method] for method in self.order}
         signs = dict.fromkeys(self.preferences, (-1.0, 1.0))
         chance = f"Two random choices: {self.chance:.3f}."
         return [
-            self._table("choices", "Choices", measures, f"{REGRET}\n{sentence}", BOUNDS),
+            self._table("choices", "Choices", measures, f"{REGRET}{rounds}\n{sentence}", BOUNDS),
             self._table("preferences", "Whom they prefer", self.preferences, PREFERENCES, signs),
             self._table("agreement", "Mean Jaccard index", agreement, chance, {}),
         ]
@@ -148,9 +165,8 @@ class Choices:
         for method in self.order:
             cells = [shown(values[:, method], bounds.get(key)) for key, values in columns.items()]
             rows.append([self.methods[method], *cells])
-        header = [key.split("_")[0] for key in columns]  # "seconds_select" is headed "seconds"
-        frame = make_frame(["method", *header], rows)
-        return Table(name, title, frame, dict.fromkeys(header, ".4g"), note)
+        frame = make_frame(["method", *columns], rows)
+        return Table(name, title, frame, dict.fromkeys(columns, ".4g"), note)
 
     def plots(self) -> list[Any]:
         """Return the plots (`fedsim.report.drawing.Plot`) of agreement, preferences and regret.
@@ -171,8 +187,7 @@ class Choices:
         largest = max([2 * self.chance, *(1 - self.distances)])
         correlations = [array.mean(0)[self.order] for array in self.preferences.values()]
         preferences = np.array(correlations).T  # [methods, properties]
-        regrets = [Estimate(tuple(values)) for values in self.measured["regret"][:, self.order].T]
-        has_intervals = regrets[0].num >= MIN_SEEDS
+        regrets = [shown(values, UNBOUNDED) for values in self.measured["regret"][:, self.order].T]
 
         with style():
             size = (COLUMN + 0.1 * len(names), 1.6 + 0.17 * len(names))
@@ -187,13 +202,11 @@ class Choices:
             bar.mappable.set(cmap="RdBu_r", clim=(-1, 1))
             bar.set_label("rank correlation")
             ax = figures["regret"].subplots()
-            ax.errorbar(
-                [regret.mean for regret in regrets],
-                range(len(regrets)),
-                xerr=[regret.half_width for regret in regrets] if has_intervals else None,
-                fmt="o",
-                capsize=2,
-            )
+            for place, regret in enumerate(regrets):
+                if isinstance(regret, Estimate):
+                    ax.errorbar(regret.mean, place, xerr=regret.half_width, fmt="C0o", capsize=2)
+                elif regret is not None:
+                    ax.plot(regret, place, "C0o")
             ax.set_yticks(range(len(names)), names)
             ax.set(ylim=(len(names) - 0.5, -0.5), xlabel="regret (0 best, 1 worst random cohort)")
         return [Plot(name, "", figure) for name, figure in figures.items()]
@@ -214,31 +227,31 @@ def expected_jaccard(num_available: int, size: int) -> float:
     return float(common.expect(lambda n: n / (2 * size - n)))
 
 
+def mean_of_known(values: Floats) -> Floats:
+    """Return the mean over the second axis without nan [S, ...] of `values` [S, R, ...]; nan where
+    all are nan."""
+    num_known = np.isfinite(values).sum(1)
+    return np.where(num_known > 0, np.nansum(values, 1) / np.maximum(num_known, 1), np.nan)
+
+
 def verdict(regrets: Floats, accuracies: Floats) -> str:
     """Return a sentence on whether regret ranks methods as their real accuracy does.
 
     `regrets` and `accuracies` [m] are those of methods with ordinary runs. The measure is Kendall's
-    tau between the ranks by regret, the lowest first, and by accuracy, the highest first. Its 95 %
-    interval is by the percentile bootstrap over methods. Regret is said to rank methods if the
-    interval lies above 0.
+    tau between the ranks by regret, the lowest first, and by accuracy, the highest first. Its
+    two-sided p-value is exact if there are no ties. Methods without a regret (nan) do not count.
     """
-    num_methods = len(regrets)
+    known = np.isfinite(regrets)
+    num_methods = int(known.sum())
     if num_methods < MIN_METHODS:
         need = f"{MIN_METHODS} methods with runs are needed, not {num_methods}"
         return f"Whether regret predicts real accuracy is open: {need}."
-    rng = np.random.default_rng(0)
-    resamples = rng.integers(num_methods, size=(RESAMPLES, num_methods))
-    tau = kendalltau(-regrets, accuracies).statistic
-    taus = []
-    for methods in resamples:
-        taus.append(kendalltau(-regrets[methods], accuracies[methods]).statistic)
-    # A resample of one method only has no tau (nan).
-    low, high = np.nanquantile(taus, [0.025, 0.975])
-    text = "does not predict the ranks by real accuracy"
-    if low > 0:
+    test = kendalltau(-regrets[known], accuracies[known])
+    text = "is not shown to rank methods as real accuracy does"
+    if test.pvalue < ALPHA and test.statistic > 0:
         text = "ranks methods as real accuracy does"
-    interval = f"[{low:.2f}, {high:.2f}]"
-    return f"Regret {text}: Kendall's tau {tau:.2f} {interval} over {num_methods} methods."
+    p = f"p = {test.pvalue:.2g}"
+    return f"Regret {text}: Kendall's tau {test.statistic:.2f} ({p}) over {num_methods} methods."
 
 
 def rank_correlation(first: Floats, second: Floats) -> float:

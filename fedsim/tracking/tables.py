@@ -116,7 +116,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     window = min(window_of(summary), summary["rounds"])
     table.add_row(
         "final accuracy",
-        f"[bold]{share('final_accuracy')}[/]  mean of the last {window} rounds\n"
+        f"[bold]{share('final_accuracy')}[/]  {final_rounds([window])}\n"
         f"last accuracy {share('last_accuracy')}, best {share('best_accuracy')}, "
         f"before round 1 {share('initial_accuracy')}",
     )
@@ -205,7 +205,16 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 """The text of a job in each column, from its summary."""
 LEFT_OUT_FIRST = ("part.", "up", "down", "time", "last")
 """A narrow terminal does without these columns, in this order, before names are broken."""
-CAPTION = "final: final accuracy, the mean of the last {} rounds; last: last accuracy"
+CAPTION = "final: final accuracy, the {}; last: last accuracy"
+
+
+def final_rounds(windows: Sequence[int]) -> str:
+    """Return in words over which last rounds a final accuracy is the mean."""
+    if list(windows) == [1]:
+        return "value of the last round"
+    return f"mean of the last {' or '.join(map(str, windows))} rounds"
+
+
 Line = tuple[Sequence[str], Mapping[str, str]]
 """A line of a table: its choices that differ, and the texts of its columns."""
 
@@ -230,7 +239,7 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
     heads = list(short_names(differing).values())
     left_out = _print_table(heads, lines, console)
     windows = dict.fromkeys(window_of(row["summary"]) for row in rows)
-    console.print(CAPTION.format(" or ".join(map(str, windows))) + left_out, style="dim")
+    console.print(CAPTION.format(final_rounds(list(windows))) + left_out, style="dim")
     if len(groups) < len(rows):
         title = "mean [95 % interval] over the seeds that are done"
         console.print(title, style="italic")

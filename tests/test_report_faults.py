@@ -168,7 +168,7 @@ def test_damaged_runs_are_left_out_with_a_line_each(
     for folder, (_, _, reason) in zip(damaged, DAMAGED, strict=True):
         (line,) = [line for line in told.splitlines() if f"left out {folder}: " in line]
         assert reason in line
-        assert line.endswith("; run it again with overwrite=true")
+        assert line.endswith("; the command of the run runs it again")
     assert "no finished run below it" in " ".join(told.split())
     write_run(tmp_path / "sound", [0.5], [[0]])
     assert [run.folder.parent.name for run in read_runs(tmp_path)] == ["sound"]

@@ -239,7 +239,7 @@ def read_runs(folder: Path, left_out: list[str] | None = None, names: str = "") 
             run.check()
             runs.append(run)
         except DamagedError as error:
-            tell_left_out(run_folder, f"{error}; run it again with overwrite=true", left_out)
+            tell_left_out(run_folder, f"{error}; the command of the run runs it again", left_out)
     if not runs:
         raise ReportError(
             f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})"

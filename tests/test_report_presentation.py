@@ -114,6 +114,7 @@ def test_variants_of_a_selector_differ_and_the_first_has_its_look() -> None:
 def test_users_methods_with_the_same_look_get_other_markers_and_keep_their_colour() -> None:
     """zlib.crc32 of m26 and of m58 is 169, modulo 288."""
     looks = make_looks({"m26": "m26", "m58": "m58"})
+    assert looks["m26"] == make_looks({"m26": "m26"})["m26"]  # the first one keeps its marker
     assert looks["m26"]["color"] == looks["m58"]["color"]
     assert looks["m26"]["marker"] != looks["m58"]["marker"]
 

@@ -67,7 +67,9 @@ def make_looks(selectors: Mapping[str, str]) -> dict[str, Look]:
         for place, selector in enumerate(names):
             fixed[selector] = place * len(COLOURS) + colour
     # 2. Each method's number: fedsim's selectors first, further methods of a selector last.
-    first = {selector: method for method, selector in reversed(list(selectors.items()))}
+    first: dict[str, str] = {}
+    for method, selector in selectors.items():
+        first.setdefault(selector, method)
     known = [method for selector, method in first.items() if selector in fixed]
     numbers: dict[str, int] = {}
     for method in dict.fromkeys([*known, *first.values(), *selectors]):

@@ -6,7 +6,7 @@ other selector has the look that a hash of its name gives.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedsim.core.configs import YAML_LOADER
 Look = Mapping[str, Any]
 """The colour, dash and marker of a method, as matplotlib's keyword arguments.
 
-The colour is `C0` to `C7`, a number in `COLOURS` or in another style's palette.
+The colour is `C0` to `C7`: a place in the palette of the style, such as `COLOURS`.
 """
 COLOURS = (
     "#000000",
@@ -29,13 +29,13 @@ COLOURS = (
     "#E69F00",
     "#882255",
 )
-"""The palette of Okabe and Ito (2008), told apart with any colour blindness. The wine of Tol's
-scheme "muted" (2021) replaces its yellow, which cannot be seen on white paper."""
+"""The palette of Okabe and Ito (2008), which can be told apart with any colour blindness. The wine
+of Tol's scheme "muted" (2021) replaces its yellow, which cannot be seen on white paper."""
 ON_DARK = ("#FFFFFF", *COLOURS[1:7], "#F0E442")
-"""The palette for dark backgrounds: white for black, and the yellow for the wine."""
+"""The palette for dark backgrounds: white replaces black, and the yellow the wine."""
 CLASS_COLOURS = ("#AA4499", "#999933", "#EE6677", "#9F8FEF", "#666633", "#BBCC33")
-"""The palette of classes of methods, on any background: colours that are none of methods. Most are
-from Tol's schemes (2021). They, too, are told apart with any colour blindness."""
+"""The palette of classes of methods, on any background. No method has these colours. Most are from
+Tol's schemes (2021). They, too, can be told apart with any colour blindness."""
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 MARKERS = {
     "o": "circle",
@@ -50,42 +50,63 @@ MARKERS = {
 }
 """matplotlib's dashes and markers, and plotly's names of them."""
 NUM_LOOKS = len(COLOURS) * len(MARKERS) * len(DASHES)
+"""Number of different looks."""
 
 
 def make_looks(selectors: Mapping[str, str]) -> dict[str, Look]:
     """Return the look of each method by its name, in the order of `selectors`.
 
-    `selectors` has the selector of each method. The first method of each selector has the
-    selector's look; its further methods take the next free looks. If two selectors that fedsim does
-    not know have the same look, the second one keeps its colour and gets another marker.
+    `selectors` maps each method to its selector. The first method of a selector has the selector's
+    look, and its further methods take the next free looks. If two selectors that fedsim does not
+    know have the same look, the second one keeps its colour and gets another marker.
     """
-    # 1. The numbers of the looks of fedsim's selectors.
+    # 1. Number the looks of fedsim's selectors.
     path = Path(__file__).parent / "assets" / "looks.yaml"
-    lines = yaml.load(path.read_text("utf-8"), YAML_LOADER)
-    fixed = {}
-    for colour, names in enumerate(lines):
+    numbers_of_selectors = {}
+    for colour, names in enumerate(yaml.load(path.read_text("utf-8"), YAML_LOADER)):
         for place, selector in enumerate(names):
-            fixed[selector] = place * len(COLOURS) + colour
-    # 2. Each method's number: fedsim's selectors first, further methods of a selector last.
-    first: dict[str, str] = {}
+            numbers_of_selectors[selector] = place * len(COLOURS) + colour
+    # 2. Sort the methods: those that have fedsim's looks before those that get out of their way.
+    known, unknown, further = [], [], []
+    seen = set()
     for method, selector in selectors.items():
-        first.setdefault(selector, method)
-    known = [method for selector, method in first.items() if selector in fixed]
+        if selector in seen:
+            further.append(method)
+        elif selector in numbers_of_selectors:
+            known.append(method)
+        else:
+            unknown.append(method)
+        seen.add(selector)
+    # 3. Give each method a number. A step of `len(COLOURS)` keeps the colour.
     numbers: dict[str, int] = {}
-    for method in dict.fromkeys([*known, *first.values(), *selectors]):
+    for method in (*known, *unknown, *further):
         selector = selectors[method]
-        number = fixed.get(selector, zlib.crc32(selector.encode()) % NUM_LOOKS)
-        step = len(COLOURS) if method == first[selector] else 1
-        for _ in range(NUM_LOOKS):
-            if number in numbers.values():
-                number = (number + step) % NUM_LOOKS
-        numbers[method] = number
+        by_hash = zlib.crc32(selector.encode()) % NUM_LOOKS
+        number = numbers_of_selectors.get(selector, by_hash)
+        step = 1 if method in further else len(COLOURS)
+        numbers[method] = _first_free(number, step, numbers.values())
     return {method: _look(numbers[method]) for method in selectors}
 
 
+def _first_free(number: int, step: int, taken: Collection[int]) -> int:
+    """Return the first of `number`, `number` + `step` and so on that is not taken.
+
+    `NUM_LOOKS` is followed by 0. If all are taken, return `number`.
+    """
+    for num_steps in range(NUM_LOOKS):
+        candidate = (number + num_steps * step) % NUM_LOOKS
+        if candidate not in taken:
+            return candidate
+    return number
+
+
 def _look(number: int) -> Look:
-    """Return a look. Neighbours differ in colour and marker, because 8 and 9 have no divisor in
-    common, and eight after each other have the same dash."""
+    """Return the look with a number from 0 to `NUM_LOOKS` - 1.
+
+    The remainders by 8 and by 9 give colour and marker, so that neighbours differ in both. The two
+    numbers have no common divisor, so that the first 72 looks differ in colour or marker. Eight
+    looks after each other have the same dash.
+    """
     dashes, markers = list(DASHES), list(MARKERS)
     return {
         "color": f"C{number % len(COLOURS)}",
@@ -95,5 +116,5 @@ def _look(number: int) -> Look:
 
 
 def colour_on_page(look: Look, *, is_dark: bool = False) -> str:
-    """Return the colour of a look as the page has it, or a dark background, such as `#0072B2`."""
+    """Return the colour of a look on the page or on a dark background, such as `#0072B2`."""
     return (ON_DARK if is_dark else COLOURS)[int(look["color"].removeprefix("C"))]

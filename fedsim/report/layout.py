@@ -33,15 +33,25 @@ LEGEND_ROW = 0.17
 """Height of a row of a legend, in inches."""
 ENTRY_GAPS = 2.2
 """Gaps around the text of a legend's entry, as a multiple of the text size."""
+LEGEND_MARGIN = 0.1
+"""Height of the space around a legend, in inches."""
 BESIDE_LINES = 0.6
-"""Width in inches of what is next to a panel with lines: the ticks and the label of its y axis."""
-MAX_BEHIND, MAX_RANGES = 3, 9
-"""Largest numbers of lines in a panel that are drawn with their single rounds, and with the ranges
-of their seeds."""
+"""Width in inches of the ticks and the label of the y axis of a panel with lines."""
+MAX_BEHIND = 3
+"""Maximum number of lines in a panel for which single rounds are drawn behind them."""
+MAX_RANGES = 9
+"""Maximum number of lines in a panel for which the ranges of seeds are drawn."""
 MARKS = 8
 """Approximate number of markers on a line."""
+NAMES_SHARE = 0.45
+"""Maximum share of a panel's width for the names of its rows, if they can be broken into lines."""
+BESIDE_ROWS = 1.02
+"""Place of texts to the right of rows, as a multiple of the width of the axes."""
 BAR, BAR_THICKNESS = 0.45, 0.08
 """Heights in inches of a horizontal bar of colours with its ticks and label, and without them."""
+BAR_LENGTH = 0.6
+"""Approximate length of such a bar, as a share of the figure's width. Names of rows and texts next
+to them take the rest."""
 Lines = Mapping[str, Sequence[Run]]
 """The finished runs of a setting by method, each list sorted by seed."""
 
@@ -52,9 +62,9 @@ def text_scale() -> float:
 
 
 def text_width(text: str, size: float | None = None) -> float:
-    """Return the width in inches of a text in the style's font, that of its widest line.
+    """Return the width in inches of the widest line of a text, in the style's font.
 
-    `size` is in points; None: that of the style.
+    `size` is the size of the text in points; None: the style's.
     """
     points = size or matplotlib.rcParams["font.size"]
     family = matplotlib.rcParams["font.family"]
@@ -105,20 +115,26 @@ def grow(figure: Figure, height: float) -> None:
 
 
 def make_axes(
-    num_panels: int, height: float, extra: float = 0.0, max_columns: int = 2
+    num_panels: int,
+    height: float,
+    extra: float = 0.0,
+    *,
+    max_columns: int = 2,
+    sharey: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `num_panels` panels.
+    """Return a figure with `num_panels` panels, which have one y axis if `sharey` is true.
 
-    A row has at most `max_columns` panels, and as many as fit if half of them fit into a column of
-    the page. A panel is `height` inches high on paper. `extra` inches are added for what is below
-    the panels. With `max_columns` above 2 all panels share their y axis.
+    The page has room for `max_columns` panels next to each other, and a column of the page for half
+    as many. The figure is as wide as a column if this is enough for all panels. A panel is `height`
+    inches high on paper. `extra` inches are added below the panels.
     """
     figure = new_figure(0, is_wide=num_panels > max_columns // 2)
-    fitting = round(figure.get_figwidth() / (text_scale() * PAGE) * max_columns)
-    columns = min(num_panels, max_columns, max(fitting, 1))
-    rows = math.ceil(num_panels / columns)
-    grow(figure, height * rows + extra)
-    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=max_columns > 2).flat)
+    share_of_page = figure.get_figwidth() / (text_scale() * PAGE)
+    fitting = max(round(share_of_page * max_columns), 1)
+    num_columns = min(num_panels, max_columns, fitting)
+    num_rows = math.ceil(num_panels / num_columns)
+    grow(figure, height * num_rows + extra)
+    axes = list(figure.subplots(num_rows, num_columns, squeeze=False, sharey=sharey).flat)
     for unused in axes[num_panels:]:
         unused.remove()
     return figure, axes[:num_panels]
@@ -134,7 +150,7 @@ def num_columns_of(axes: Axes) -> int:
 def write_around(figure: Figure, axes: Axes, title: str, xlabel: str, beside: float) -> None:
     """Set the title and the label of the x axis of a panel of `make_axes`, broken into lines.
 
-    `beside` is the width in inches of what is next to the panel.
+    `beside` is the width in inches that ticks and labels take next to the panel.
     """
     width = figure.get_figwidth() / num_columns_of(axes) - beside
     text = fit_text(title, width)
@@ -146,9 +162,9 @@ def write_around(figure: Figure, axes: Axes, title: str, xlabel: str, beside: fl
 def line_axes(
     titles: Sequence[str], looks: Mapping[str, Look], xlabel: str, *, has_legend: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """Return axes with these titles for lines with these looks.
+    """Return a figure with a panel for each title, for lines with these looks.
 
-    Several lines have one legend, below all panels.
+    With `has_legend`, several lines have one legend below all panels.
     """
     figure, all_axes = make_axes(len(titles), HEIGHT)
     for title, axes in zip(titles, all_axes, strict=True):
@@ -165,76 +181,90 @@ def add_legend(figure: Figure, handles: Sequence[Artist], handle_length: float =
     `handle_length` is the width of the line or patch of an entry, as a multiple of the text size.
     """
     gaps = (handle_length + ENTRY_GAPS) * matplotlib.rcParams["font.size"] / 72
-    for num_columns in range(len(handles), 0, -1):
-        columns = [handles[first::num_columns] for first in range(num_columns)]
-        width = num_columns * gaps
-        for column in columns:
-            width += widest([str(handle.get_label()) for handle in column])
-        if width <= figure.get_figwidth():
-            break
-    grow(figure, LEGEND_ROW * len(columns[0]) + 0.1)
+    columns = _legend_columns(handles, gaps, figure.get_figwidth())
+    grow(figure, LEGEND_ROW * len(columns[0]) + LEGEND_MARGIN)
     figure.legend(
         handles=[handle for column in columns for handle in column],  # matplotlib fills columns
         loc="outside lower center",
-        ncols=num_columns,
+        ncols=len(columns),
         handlelength=handle_length,
     )
 
 
-def row_axes(
-    panels: Mapping[str, Sequence[str]], row: float, margin: float, xlabel: str
-) -> tuple[Figure, list[Axes]]:
-    """Return axes with a row for each method, from the top down.
+def _legend_columns(
+    handles: Sequence[Artist], gaps: float, max_width: float
+) -> list[Sequence[Artist]]:
+    """Return the entries of each column of a legend: as many columns as are `max_width` inches wide
+    together, or a single one.
 
-    `panels` has the methods of each panel by its title. A row is `row` inches high, or higher if
-    names have several lines. Each panel has a `margin` in inches around its rows.
+    An entry is as wide as its text and its `gaps` in inches.
     """
-    num_rows = max(map(len, panels.values()))
-    figure, all_axes = make_axes(len(panels), margin)
-    height = row
-    num_lines = 1
-    for (title, methods), axes in zip(panels.items(), all_axes, strict=True):
-        names = fit_names(methods, figure.get_figwidth() / num_columns_of(axes))
-        height = max(height, row_height(names, row))
-        write_around(figure, axes, title, xlabel, widest(names))
-        num_lines = max(num_lines, axes.get_xlabel().count("\n") + 1)
-        axes.set_yticks(range(len(methods)), names)
-        axes.set_ylim(len(methods) - 0.5, -0.5)
+    for num_columns in range(len(handles), 1, -1):
+        columns = [handles[first::num_columns] for first in range(num_columns)]
+        width = num_columns * gaps
+        for column in columns:
+            width += widest([str(handle.get_label()) for handle in column])
+        if width <= max_width:
+            return columns
+    return [handles]
+
+
+def row_axes(
+    methods: Mapping[str, Sequence[str]], min_height: float, margin: float, xlabel: str
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure whose panels have a row for each method, from the top down.
+
+    `methods` has the methods of each panel by its title. Rows are `min_height` inches high on
+    paper, or higher if a name has several lines. `margin` is the height in inches of the space
+    around the rows of a panel.
+    """
+    figure, all_axes = make_axes(len(methods), margin)  # their rows are added below
+    num_columns = num_columns_of(all_axes[0])
+    height = min_height
+    xlabel_lines = 1
+    for (title, names), axes in zip(methods.items(), all_axes, strict=True):
+        texts = fit_names(names, figure.get_figwidth() / num_columns)
+        height = max(height, row_height(texts, min_height))
+        write_around(figure, axes, title, xlabel, widest(texts))
+        xlabel_lines = max(xlabel_lines, axes.get_xlabel().count("\n") + 1)
+        axes.set_yticks(range(len(names)), texts)
+        axes.set_ylim(len(names) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-    num_panel_rows = math.ceil(len(panels) / num_columns_of(all_axes[0]))
-    grow(figure, num_panel_rows * (height * num_rows + TEXT_LINE * (num_lines - 1)))
+    max_rows = max(map(len, methods.values()))
+    panel_height = height * max_rows + TEXT_LINE * (xlabel_lines - 1)
+    grow(figure, math.ceil(len(methods) / num_columns) * panel_height)
     return figure, all_axes
 
 
 def row_height(names: Sequence[str], height: float) -> float:
-    """Return the height in inches of a row with the longest of the names: `height`, or more if it
-    has several lines."""
+    """Return the height in inches of a row that has room for each of the names.
+
+    It is `height`, or more if a name has several lines.
+    """
     num_lines = max(name.count("\n") + 1 for name in names)
     return height if num_lines == 1 else max(height, num_lines * TEXT_LINE)
 
 
 def fit_names(names: Sequence[str], width: float) -> list[str]:
-    """Return the names of the rows of a panel, broken into lines if they would take more than half
-    of the `width` in inches of the panel."""
-    return [fit_text(name, 0.45 * width) for name in names]
+    """Return the names of the rows of a panel of `width` inches, broken into lines that take at
+    most `NAMES_SHARE` of it."""
+    return [fit_text(name, NAMES_SHARE * width) for name in names]
 
 
 def write_beside_rows(axes: Axes, texts: Sequence[str]) -> None:
-    """Write the texts to the right of the rows of `row_axes`, one beside each row."""
-    for number, text in enumerate(texts):
-        place = (1.02, number)
-        axes.annotate(text, place, xycoords=("axes fraction", "data"), va="center")
+    """Write the texts to the right of the rows of `row_axes`, one for each row."""
+    for row, text in enumerate(texts):
+        axes.annotate(text, (BESIDE_ROWS, row), xycoords=("axes fraction", "data"), va="center")
 
 
 def add_color_bar(
     figure: Figure, image: ScalarMappable, all_axes: Sequence[Axes], label: str
 ) -> None:
     """Add a horizontal bar of colours below all panels. The figure grows by its height."""
-    before = figure.get_figheight()
-    length = 0.6 * figure.get_figwidth()  # names of rows and texts next to them take the rest
+    height_before = figure.get_figheight()
     grow(figure, BAR)
-    share = 1 - before / figure.get_figheight()
+    length = BAR_LENGTH * figure.get_figwidth()
     figure.colorbar(
         image,
         ax=all_axes,
@@ -242,12 +272,12 @@ def add_color_bar(
         location="bottom",
         shrink=0.9,
         aspect=length / (text_scale() * BAR_THICKNESS),
-        fraction=share,
+        fraction=1 - height_before / figure.get_figheight(),
         pad=0.02,
     )
 
 
 def dots_of(look: Look) -> dict[str, Any]:
-    """Return how the results of single seeds look, as matplotlib's keyword arguments."""
+    """Return the look of the results of single seeds, as matplotlib's keyword arguments."""
     colour = look["color"]
     return {"color": colour, "markerfacecolor": colour, "alpha": 0.4}

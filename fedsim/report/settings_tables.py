@@ -1,7 +1,7 @@
-"""The tables of a report over settings: ranks and verdicts, advice, wins, possible gains, costs."""
+"""The tables of a report over settings: ranks and verdicts, advice, wins, shares of the possible
+gain, costs."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +26,8 @@ from fedsim.results.ranking import AT_SERVER, Comparison, mean_cost, rank_tests,
 from fedsim.results.statistics import UNIT, Estimate, Median, estimate, pooled_values
 
 FEW = 10
-"""With fewer settings the distribution of Friedman's statistic is not yet that of chi squared."""
+"""With fewer settings the p-value of Friedman's test is not reliable: the distribution of its
+statistic is not yet chi squared."""
 IF_ASKED = {
     "nothing": "nothing can be asked of clients",
     "losses": "losses are cheap",
@@ -36,7 +37,7 @@ IF_ASKED = {
 }
 """The case in which methods that ask something of clients can be used, by what they ask."""
 MOST_ADVISED = 3
-"""Largest number of methods that are advised in a case."""
+"""Maximum number of methods that are advised in a case."""
 
 
 def section(material: Material) -> Section:
@@ -82,52 +83,57 @@ def over_settings(comparison: Comparison) -> str:
 
 def ranks_table(comparison: Comparison) -> Table:
     """Return ranks, and verdicts against random selection."""
-    rows = []
-    for method, ranks in comparison.ranks.items():
-        row: list[Any] = [method, comparison.classes[method], *ranks]
-        lead = comparison.leads.get(method)
-        if lead is None:
-            row += ["reference", *[""] * 8]
-        else:
-            row.append(str(lead))
-            gain = lead.difference
-            row += (
-                [MISSING, "", "", ""]
-                if gain is None
-                else [gain.num, gain.mean, gain.interval, gain.p_value]
-            )
-            row += [lead.corrected, lead.p_value, lead.p_equal, comparison.possible(method)]
-        row.append(median_reached(comparison.spent(method, BYTES)))
-        rows.append(row)
     header = ["method", "asks for", "rank", "in its class", "verdict", "seeds", "to random"]
-    header += [
-        "95 % interval",
-        "p",
-        "interval (Holm)",
-        "p (Holm)",
-        "p equal (Holm)",
-        "of possible gain",
-        "bytes",
-    ]
+    header += ["95 % interval", "p", "interval (Holm)", "p (Holm)", "p equal (Holm)"]
+    header += ["of possible gain", "bytes"]
     formats = {
         "rank": ".2f",
         "in its class": ".2f",
         "to random": "+.4f",
         "95 % interval": show_interval,
-        "interval (Holm)": show_interval,
         "p": show_p,
+        "interval (Holm)": show_interval,
         "p (Holm)": show_p,
         "p equal (Holm)": show_p,
         "of possible gain": show_ratio,
         "bytes": show_share,
     }
+    rows = []
+    for method, (rank, rank_in_class) in comparison.ranks.items():
+        cells: dict[str, Any] = dict.fromkeys(header, "")
+        cells |= {
+            "method": method,
+            "asks for": comparison.classes[method],
+            "rank": rank,
+            "in its class": rank_in_class,
+            "verdict": "reference",
+            "bytes": median_reached(comparison.spent(method, BYTES)),
+        }
+        if method != comparison.reference:
+            lead = comparison.leads[method]
+            cells |= {
+                "verdict": str(lead),
+                "seeds": MISSING,
+                "interval (Holm)": lead.corrected,
+                "p (Holm)": lead.p_value,
+                "p equal (Holm)": lead.p_equal,
+                "of possible gain": comparison.possible(method),
+            }
+            if gain := lead.difference:
+                cells |= {
+                    "seeds": gain.num,
+                    "to random": gain.mean,
+                    "95 % interval": gain.interval,
+                    "p": gain.p_value,
+                }
+        rows.append(list(cells.values()))
     p_value, critical = rank_tests(comparison.means)
     friedman = f"p {show_p(p_value) or 'not defined'}"
-    num = len(comparison.settings)
-    if num < FEW:
-        friedman += f"; {num} settings are too few to rely on it"
-    numbers = {"friedman": friedman, "difference": f"{critical:.2f}"}
-    return make_table("settings", header, rows, formats, **numbers)
+    num_settings = len(comparison.settings)
+    if num_settings < FEW:
+        friedman += f"; {num_settings} settings are too few to rely on it"
+    difference = f"{critical:.2f}"
+    return make_table("settings", header, rows, formats, friedman=friedman, difference=difference)
 
 
 def advice_table(comparison: Comparison) -> Table:
@@ -139,48 +145,54 @@ def advice_table(comparison: Comparison) -> Table:
     return make_table("advice", ["if", "use", "by"], rows)
 
 
-def _order(kind: str) -> tuple[int, str]:
-    """Return the key by which classes of methods are sorted: by what they ask first."""
-    first = re.split("[,;]", kind)[0]
-    names = list(IF_ASKED)
-    return names.index(first) if first in names else len(names), kind
-
-
 def _cases(comparison: Comparison) -> list[tuple[str, list[str], str]]:
     """Return the rows of the advice: a case, the methods to use in it, and what they are sorted by.
 
     Only methods with the verdict "better" are advised.
     """
     cases = []
-    for kind in sorted(set(comparison.classes.values()), key=_order):
-        asked, _, at_server = kind.partition(AT_SERVER)
-        words = [IF_ASKED[name] for name in asked.split(", ") if name in IF_ASKED]
-        if not words:
-            continue
-        if at_server:
-            words.append(f"the server holds {at_server}")
-        allowed = ("nothing", kind)
-        methods = [name for name in comparison.better if comparison.classes[name] in allowed]
-        cases.append(("; ".join(words), methods, "mean rank"))
+    # 1. What clients may be asked. Methods that ask nothing can be used in each case.
+    for main_request in IF_ASKED:
+        for kind in sorted(set(comparison.classes.values())):
+            asked, _, at_server = kind.partition(AT_SERVER)
+            requests = asked.split(", ")
+            if requests[0] != main_request:
+                continue
+            conditions = [IF_ASKED[request] for request in requests]
+            if at_server:
+                conditions.append(f"the server holds {at_server}")
+            allowed = ("nothing", kind)
+            methods = [name for name in comparison.better if comparison.classes[name] in allowed]
+            cases.append(("; ".join(conditions), methods, "mean rank"))
+    # 2. What is dear.
     for cost, case in (("bytes", "traffic is dear"), ("simulated time", "devices are slow")):
-        medians = {}
-        for name in (comparison.reference, *comparison.better):
-            reached = median_reached(comparison.spent(name, SPENT[cost]))
-            medians[name] = reached.median if reached else math.inf
         if comparison.spent(comparison.reference, SPENT[cost]):
-            cheapest = min(medians, key=lambda name: medians[name] or math.inf)
-            methods = [cheapest] if comparison.better else []
+            methods = [_cheapest(comparison, SPENT[cost])] if comparison.better else []
             cases.append((case, methods, f"least {cost} to random's final accuracy"))
+    # 3. Imperfect clients.
     if imperfect := comparison.imperfect():
         case = "labels are noisy, or clients otherwise imperfect"
         cases.append((case, imperfect.better, "mean rank in such settings"))
     return cases
 
 
+def _cheapest(comparison: Comparison, quantities: Sequence[str]) -> str:
+    """Return the method that reaches random selection's final accuracy at the lowest median cost.
+
+    It is random selection or a better method.
+    """
+    medians = {}
+    for method in (comparison.reference, *comparison.better):
+        reached = median_reached(comparison.spent(method, quantities))
+        # A cost of 0 is that of runs without a simulated clock.
+        medians[method] = reached.median if reached and reached.median else math.inf
+    return min(medians, key=lambda method: medians[method])
+
+
 def wins_table(comparison: Comparison) -> Table:
     """Return how often each method beats each other one."""
-    nums = sorted({block.shape[1] for block in comparison.blocks})
-    if not nums[0]:
+    num_seeds = sorted({block.shape[1] for block in comparison.blocks})
+    if not num_seeds[0]:
         return make_table("wins", [], [], seeds="0")
     shares, (chances, lows, highs) = wins(comparison.blocks)
     places = {method: comparison.methods.index(method) for method in comparison.ranks}
@@ -191,52 +203,59 @@ def wins_table(comparison: Comparison) -> Table:
             cell = chances[i, j].item(), lows[i, j], highs[i, j], shares[i, j]
             row.append("" if i == j else cell)
         rows.append(row)
-    seeds = f"{nums[0]} to {nums[-1]}" if len(nums) > 1 else str(nums[0])
-    return make_table(
-        "wins", ["method", *places], rows, dict.fromkeys(places, _show_win), seeds=seeds
-    )
+    seeds = f"{num_seeds[0]} to {num_seeds[-1]}" if len(num_seeds) > 1 else str(num_seeds[0])
+    formats = dict.fromkeys(places, _show_win)
+    return make_table("wins", ["method", *places], rows, formats, seeds=seeds)
 
 
 def _show_win(cell: tuple[float, float, float, float]) -> str:
+    """Return the share of settings that are won, and the probability of improvement with its
+    interval."""
     chance, low, high, share = cell
     return f"{share:.2f}; {chance:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def possible_table(comparison: Comparison) -> Table:
     """Return the shares of the possible gain, by setting and over all."""
-    settings = {title: slice(at, at + 1) for at, title in enumerate(comparison.settings)}
-    settings["all"] = slice(None)
+    columns = {title: slice(at, at + 1) for at, title in enumerate(comparison.settings)}
+    columns["all"] = slice(None)
     rows = []
-    for method in comparison.leads if comparison.ceiling else ():
-        shares = [comparison.possible(method, part) for part in settings.values()]
-        rows.append([method, *shares])
-    return make_table("possible", ["method", *settings], rows, dict.fromkeys(settings, show_ratio))
+    if comparison.ceiling:
+        for method in comparison.leads:
+            shares = [comparison.possible(method, settings) for settings in columns.values()]
+            rows.append([method, *shares])
+    return make_table("possible", ["method", *columns], rows, dict.fromkeys(columns, show_ratio))
 
 
 def costs_table(comparison: Comparison) -> Table:
-    """Return what methods spend until they reach accuracies of random selection."""
-    targets = {
-        f"{kind} to {target}": (names, above)
-        for kind, names in SPENT.items()
-        for target, above in (("random's final", 0.0), (f"{MORE:g} more", MORE))
-    }
+    """Return what methods spend until they reach accuracies of random selection.
+
+    Two more columns have the area under the curve of accuracy against bytes, and the accuracy on
+    the worst tenth of clients.
+    """
+    targets = {}  # by column: the quantities that are summed, and the accuracy above random's
+    for cost, quantities in SPENT.items():
+        targets[f"{cost} to random's final"] = quantities, 0.0
+        targets[f"{cost} to {MORE:g} more"] = quantities, MORE
     rows = []
     for method in comparison.ranks:
         row: list[Any] = [method, comparison.classes[method]]
-        row += [median_reached(comparison.spent(method, *target)) for target in targets.values()]
-        areas, worst = [], []
+        for quantities, above in targets.values():
+            row.append(median_reached(comparison.spent(method, quantities, above)))
+        areas, worst_tenths = [], []
         for lines in comparison.settings.values():
-            budget = mean_cost(lines[comparison.reference], BYTES)
             runs = lines[method]
+            budget = mean_cost(lines[comparison.reference], BYTES)
             area = [accuracy_by_bytes(run, budget) for run in runs["run"]]
             areas.append(pd.Series(area, runs.index).dropna())
-            worst.append(measured(runs, f"{CLIENT_ACCURACY}_worst_tenth").dropna())
-        rows.append([*row, _pooled_mean(areas), _pooled_mean(worst)])
+            worst_tenths.append(measured(runs, f"{CLIENT_ACCURACY}_worst_tenth").dropna())
+        rows.append([*row, _pooled_mean(areas), _pooled_mean(worst_tenths)])
     header = ["method", "asks for", *targets, "area over bytes", "worst tenth"]
     return make_table("settings_costs", header, rows, dict.fromkeys(targets, show_share))
 
 
 def _pooled_mean(strata: Sequence[pd.Series]) -> Estimate | None:
+    """Return the mean over settings and seeds of values by seed, one series for each setting."""
     return estimate(list(pooled_values(strata)), UNIT)
 
 

@@ -315,6 +315,25 @@ def test_settings_of_one_division_share_its_map_of_labels(tmp_path: Path) -> Non
     assert columns == {"division": "s=10", **held}
 
 
+def test_divisions_that_differ_in_values_outside_of_the_partition_have_maps_of_their_own(
+    tmp_path: Path,
+) -> None:
+    configs: list[dict[str, Any]] = [
+        {"num_clients": 4, "local": {"holdout_fraction": 0.0}, "server": {"validation": 0}},
+        {"num_clients": 2, "local": {"holdout_fraction": 0.0}, "server": {"validation": 0}},
+        {"num_clients": 4, "local": {"holdout_fraction": 0.2}, "server": {"validation": 0}},
+        {"num_clients": 4, "local": {"holdout_fraction": 0.0}, "server": {"validation": 9}},
+    ]
+    for samples, config in enumerate(configs, 1):
+        path = write_run(tmp_path / str(samples), [0.1], [[0]], **config)
+        write_partition(path, [[samples, 0]] * config["num_clients"])
+    plot = partitions_plot(drawn_runs(tmp_path))
+    assert plot is not None
+    sizes = [(len(np.asarray(data["client"])), data["samples"][0]) for data in plot.data]
+    assert sorted(sizes) == [(2, 2), (4, 1), (4, 3), (4, 4)]
+    assert len({data["division"] for data in plot.data}) == len(configs)
+
+
 def test_many_labels_are_sorted_and_have_a_logarithmic_scale() -> None:
     """Client 1 has 100 samples of label 24 and client 0 has 10 of label 3: the top two rows."""
     histograms = np.ones((2, 25), int)

@@ -37,8 +37,8 @@ BARS_TO_MAP = (2, 5)
 """Ratio of the height of these bars to that of the map."""
 BESIDE_LABELS = 1.0
 """Width in inches of the ticks, the label and the bar of colours next to a map of labels."""
-DIVISION = ("cell", "dataset", "partition")
-"""Config groups whose choices and values define how the data are divided."""
+DIVISION = ("cell", "dataset", "partition", "num_clients", "server", "local.holdout_fraction")
+"""Config groups and config keys that define how the data are divided."""
 
 
 def clients_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot | None:
@@ -121,7 +121,7 @@ def partitions_plot(runs: pd.DataFrame) -> Plot | None:
             if histograms is not None:
                 labels = {}
                 for key, text in members["labels"].iloc[0].items():
-                    if key.partition(".")[0] in DIVISION:
+                    if key in DIVISION or key.partition(".")[0] in DIVISION:
                         labels[key] = text
                 divisions.setdefault(show_labels(labels), histograms)
     return labels_plot(divisions) if divisions else None

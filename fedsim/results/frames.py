@@ -92,7 +92,7 @@ def _compares_settings(groups: Sequence[Sequence[Run]], all_labels: Sequence[Lab
     """Return whether one method ran in several settings of the same data, or in one.
 
     Then there is nothing to compare within a setting, so each setting takes the place of a method:
-    for example, random selection with 10 and with 100 clients.
+    for example, random selection with `partition.alpha` 0.1 and 1.
     """
     keys = {key for labels in all_labels for key in labels}
     datasets = {members[0].dataset for members in groups}

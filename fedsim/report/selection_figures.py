@@ -117,10 +117,10 @@ def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Pl
         edges = histogram_edges(max(int(numbers.max()) for numbers in selections.values()))
         never = []
         for row, (method, numbers) in enumerate(selections.items()):
-            num_clients, _ = np.histogram(numbers, edges)
+            clients_in_bars, _ = np.histogram(numbers, edges)
             # The axis counts rows downwards, so that the top of a bar is a smaller number.
             bottom = row + BASELINE
-            tops = bottom - HIGHEST_BAR * num_clients / num_clients.max()
+            tops = bottom - HIGHEST_BAR * clients_in_bars / clients_in_bars.max()
             axes.stairs(tops, edges, baseline=bottom, fill=True, color=looks[method]["color"])
             never.append(f"{(numbers == 0).sum(1).mean():.3g} never")
             data.append(
@@ -129,7 +129,7 @@ def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Pl
                     "method": method,
                     "selections_from": edges[:-1] + 0.5,
                     "selections_to": edges[1:] - 0.5,
-                    "clients_of_all_seeds": num_clients,
+                    "clients_of_all_seeds": clients_in_bars,
                 }
             )
         write_beside_rows(axes, never)

@@ -277,6 +277,14 @@ def test_the_map_of_many_rounds_has_several_in_a_column(tmp_path: Path) -> None:
     assert shares[:2].tolist() == [[0.5] * 125] * 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_map_of_runs_in_which_nobody_was_selected_is_empty(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1, 0.2], [[], []])
+    (plot,) = round_plots(lines_of(drawn_runs(tmp_path)))
+    plot.figure.draw_without_rendering()
+    assert np.isnan(np.ma.filled(first_axes(plot).images[0].get_array(), np.nan)).all()
+
+
 def test_the_histogram_of_selections(tmp_path: Path) -> None:
     """Clients are selected once, three times, never and once."""
     write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [1], [1, 3]])

@@ -206,7 +206,7 @@ def _maps(title: str, lines: Lines) -> Figure:
     maps = {method: _selected_by_round(runs[0]) for method, runs in lines.items()}
     shares = np.concatenate([values[values > 0] for values in maps.values()])
     # In short runs each column is a round, so that all shares are 1. Then colours say nothing.
-    has_scale = len(set(shares)) != 1
+    has_scale = len(set(shares)) > 1
     lowest = shares.min() if has_scale else 0
     figure, all_axes = make_axes(
         len(maps), MAP_HEIGHT, BELOW_MAPS, max_columns=MAPS_IN_A_ROW, sharey=True
@@ -216,7 +216,7 @@ def _maps(title: str, lines: Lines) -> Figure:
         image = axes.imshow(
             np.where(values > 0, values, np.nan),
             vmin=lowest,
-            vmax=shares.max(),
+            vmax=shares.max(initial=0),  # 0 if nobody was selected
             aspect="auto",
             interpolation="nearest",
             extent=(0.5, lines[method][0].rounds.num + 0.5, len(values) - 0.5, -0.5),

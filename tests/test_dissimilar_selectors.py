@@ -28,7 +28,7 @@ from fedsim.selectors.similarity import (
     inner_products,
     similarities,
 )
-from fedsim.selectors.tools import least_similar_subset
+from fedsim.selectors.subset_search import least_similar_subset
 from tests.toys import ToyEngine, picked, selection_of, shipped, toy_clients, toy_population
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fedsim.core.errors import ConfigError
 from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses
-from fedsim.selectors.tools import kl_divergences
+from fedsim.selectors.predictions import kl_divergences
 from fedsim.selectors.top_loss import TopLoss
 from tests.test_selector_contract import composed
 from tests.test_selectors import FixedLosses

@@ -6,7 +6,7 @@ import pytest
 
 from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run
-from fedsim.selectors.tools import missing_layers
+from fedsim.selectors.layer_names import missing_layers
 
 TINY = ("num_clients=5", "cohort_size=2", "num_rounds=1", "local.epochs=1", "tracker=files_only")
 LAYERS = (

@@ -25,13 +25,13 @@ from fedsim.selectors.base import Selector
 from fedsim.selectors.delta import Delta, redistribute_mass
 from fedsim.selectors.entropy_greedy import EntropyGreedy, entropies
 from fedsim.selectors.fedcbs import FedCBS, qcid_with_each
+from fedsim.selectors.label_counts import collect_label_counts
 from fedsim.selectors.lefl import LEFL
 from fedsim.selectors.optimal_sampling import (
     OptimalSampling,
     aggregated_probabilities,
     exact_probabilities,
 )
-from fedsim.selectors.tools import collect_label_counts
 from fedsim.selectors.ward import ward_linkage
 from tests.clocks import fixed_clock
 from tests.toys import (

@@ -24,7 +24,7 @@ from fedsim.core.types import Population
 from fedsim.rounds.checks import SelectionError, selection_fault
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
-from fedsim.selectors.tools import clients_to_try
+from fedsim.selectors.candidates import clients_to_try
 from tests.checkpoint_toys import through_a_file
 from tests.clocks import fixed_clock
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population

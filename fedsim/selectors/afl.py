@@ -43,7 +43,7 @@ from fedsim.selectors.base import (
     floor,
     parameters,
 )
-from fedsim.selectors.tools import fill_up
+from fedsim.selectors.candidates import fill_up
 
 
 @parameters

@@ -48,7 +48,6 @@ from fedsim.selectors.similarity import (
     update_inner_products,
     with_latest,
 )
-from fedsim.selectors.tools import WardInput
 
 TOLERANCE = 1e-9
 """Rounding tolerance when the mass of a bin or cluster is compared with its capacity 1."""
@@ -100,7 +99,7 @@ class ClusteredBySimilarity(ClusteredBySize):
     state = ("updates", "products")
 
     distance: Literal["cosine", "l1", "l2"]  # angle arccos(cosine), or norm (L1: N^2 P operations)
-    ward_on: WardInput  # input of Ward's tree, see above
+    ward_on: Literal["distances", "rows"]  # input of Ward's tree, see above
 
     def __post_init__(self) -> None:
         # not imported above: it takes long, and no round should have to wait for it

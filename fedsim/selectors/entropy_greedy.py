@@ -52,7 +52,8 @@ from fedsim.selectors.base import (
     parameters,
     rule,
 )
-from fedsim.selectors.tools import collect_label_counts, not_queued
+from fedsim.selectors.candidates import not_queued
+from fedsim.selectors.label_counts import collect_label_counts
 
 
 @parameters

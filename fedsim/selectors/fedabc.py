@@ -64,7 +64,7 @@ from fedsim.selectors.base import (
     parameters,
     rule,
 )
-from fedsim.selectors.tools import kl_divergences
+from fedsim.selectors.predictions import kl_divergences
 
 BLOCK_ENTRIES = 2**18
 """Number of entries of the matrix c [n, n] that are computed at once. They fit into the processor's

@@ -37,7 +37,7 @@ from fedsim.selectors.base import (
     log,
     parameters,
 )
-from fedsim.selectors.tools import collect_label_counts
+from fedsim.selectors.label_counts import collect_label_counts
 
 MIN_QCID = 1e-9
 """Lower bound of QCID values: 0, the value of a balanced pool, has no inverse."""

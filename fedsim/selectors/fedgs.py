@@ -51,7 +51,8 @@ from fedsim.selectors.base import (
     exp,
     parameters,
 )
-from fedsim.selectors.tools import collect_label_counts, least_similar_subset, subsets_problem
+from fedsim.selectors.label_counts import collect_label_counts
+from fedsim.selectors.subset_search import least_similar_subset, subsets_problem
 
 
 @parameters
@@ -67,7 +68,7 @@ class FedGS(Selector):
     alpha: NonNegative  # weight of distances against the variance of selections
     epsilon: Share  # similarity above which two clients have an edge
     sigma2: Positive  # scale of the lengths of edges
-    search: Literal["auto", "exact", "greedy"]  # see tools.least_similar_subset
+    search: Literal["auto", "exact", "greedy"]  # see least_similar_subset
     swap_passes: CountOrZero  # maximum number of swaps after a greedy search
 
     def problems(self) -> Problems:

@@ -48,7 +48,7 @@ from fedsim.selectors.base import (
     parameters,
     without_infinity,
 )
-from fedsim.selectors.tools import collect_label_counts
+from fedsim.selectors.label_counts import collect_label_counts
 
 
 @parameters

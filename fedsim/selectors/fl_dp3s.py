@@ -42,8 +42,8 @@ from fedsim.selectors.base import (
     ascending,
     parameters,
 )
+from fedsim.selectors.layer_names import layer_of
 from fedsim.selectors.similarity import among, euclidean_distances, inner_products, with_latest
-from fedsim.selectors.tools import layer_of
 
 MIN_EIGENVALUE = 1e-12
 """Lower bound of eigenvalues, as a share of the largest one. Clients with equal profiles would

@@ -48,7 +48,7 @@ from fedsim.selectors.base import (
     ascending,
     parameters,
 )
-from fedsim.selectors.tools import collect_label_counts
+from fedsim.selectors.label_counts import collect_label_counts
 
 MAX_CLUSTERS = 10
 """Maximum number of clusters that the index of Davies and Bouldin may choose."""

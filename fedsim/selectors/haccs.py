@@ -70,7 +70,7 @@ from fedsim.selectors.base import (
     log,
     parameters,
 )
-from fedsim.selectors.tools import collect_label_counts
+from fedsim.selectors.label_counts import collect_label_counts
 
 MAX_DISTANCE = 0.25
 """Distance up to which clients are neighbours, with `distance: euclidean`."""

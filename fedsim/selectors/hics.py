@@ -61,6 +61,7 @@ from fedsim.selectors.base import (
     parameters,
     softmax,
 )
+from fedsim.selectors.candidates import clients_to_try, fill_up
 from fedsim.selectors.clustered import (
     angular_distances,
     client_masses,
@@ -68,7 +69,6 @@ from fedsim.selectors.clustered import (
     similarity_distributions,
 )
 from fedsim.selectors.similarity import among, update_inner_products, with_latest
-from fedsim.selectors.tools import WardInput, clients_to_try, fill_up
 from fedsim.selectors.ward import cut_tree, ward_linkage
 
 
@@ -86,7 +86,7 @@ class HiCS(Selector):
     entropy_weight: NonNegative  # weight of |H_i - H_j| in distances
     gamma: NonNegative  # preference for clusters of high entropy in round 1
     num_clusters: Count | None  # M; None: K
-    ward_on: WardInput  # input of Ward's tree
+    ward_on: Literal["distances", "rows"]  # input of Ward's tree
     kept_update: Literal["latest", "first"]  # update by which clients are compared
     fallback: Literal["never", "below", "above"]  # when clustered sampling takes over
     fallback_variance: NonNegative  # threshold of the variance of H

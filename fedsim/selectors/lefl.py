@@ -34,7 +34,8 @@ from fedsim.selectors.base import (
     ascending,
     parameters,
 )
-from fedsim.selectors.tools import fill_up, kl_divergences
+from fedsim.selectors.candidates import fill_up
+from fedsim.selectors.predictions import kl_divergences
 from fedsim.selectors.ward import cut_tree, ward_linkage
 
 

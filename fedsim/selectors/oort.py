@@ -80,7 +80,7 @@ from fedsim.selectors.base import (
     parameters,
     weighted_without_replacement,
 )
-from fedsim.selectors.tools import clients_to_try, fill_up
+from fedsim.selectors.candidates import clients_to_try, fill_up
 
 EXPLORATION_POOL = 5
 """To explore c clients, they are drawn from the 5 c unseen clients of highest prior."""

@@ -58,14 +58,10 @@ from fedsim.selectors.base import (
     parameters,
     rule,
 )
+from fedsim.selectors.candidates import not_queued
+from fedsim.selectors.layer_names import layer_of, missing_layers
 from fedsim.selectors.similarity import PowerSimilarity, similarities
-from fedsim.selectors.tools import (
-    layer_of,
-    least_similar_subset,
-    missing_layers,
-    not_queued,
-    subsets_problem,
-)
+from fedsim.selectors.subset_search import least_similar_subset, subsets_problem
 
 WITHOUT_NORMS = ("signed_power", "even_power")
 """Similarities that take no p-norms."""
@@ -89,7 +85,7 @@ class PNCS(Selector):
     queue_unit: Literal["clients", "rounds"]  # unit of Q
     queue_bound: Literal["gt", "ge"]  # eligible again after more than, or at least Q rounds
     on_shortage: Literal["release_oldest", "random", "shrink"]  # if fewer than K are eligible
-    search: Literal["auto", "exact", "greedy"]  # see tools.least_similar_subset
+    search: Literal["auto", "exact", "greedy"]  # see least_similar_subset
     swap_passes: CountOrZero  # maximum number of swaps after a greedy search
     age_weight: NonNegative  # advantage for each round since the last selection
 

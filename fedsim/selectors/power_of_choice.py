@@ -47,7 +47,7 @@ from fedsim.selectors.base import (
     weighted_without_replacement,
     without_infinity,
 )
-from fedsim.selectors.tools import clients_to_try
+from fedsim.selectors.candidates import clients_to_try
 
 ESTIMATES = {
     "full": {Signal.LOSSES},

@@ -60,7 +60,7 @@ from fedsim.selectors.base import (
     parameters,
     rule,
 )
-from fedsim.selectors.tools import clients_to_try
+from fedsim.selectors.candidates import clients_to_try
 
 CoalitionValue = Callable[[frozenset[int]], float]
 """V(A), the value of a coalition A: a set of positions in the cohort."""

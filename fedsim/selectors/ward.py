@@ -3,15 +3,16 @@
 SciPy takes long to import, so only the selectors that cluster import this module.
 """
 
+from typing import Literal
+
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 
 from fedsim.core.arrays import Floats, Ints
-from fedsim.selectors.tools import WardInput
 
 
-def ward_linkage(distances: Floats, on: WardInput = "distances") -> Floats:
+def ward_linkage(distances: Floats, on: Literal["distances", "rows"] = "distances") -> Floats:
     """Return Ward's tree as a linkage [N - 1, 4] in SciPy's format, from `distances` [N, N].
 
     `distances` is symmetric. `on: rows` clusters its rows as N points in N dimensions (N^3 / 2

@@ -543,6 +543,12 @@ def test_without_finite_virtual_updates_there_is_no_observation() -> None:
     assert (len(selector.changes), steps) == (3, [30])
 
 
+def test_without_finite_virtual_updates_discounts_are_not_reset() -> None:
+    """All clients are selected in rounds 4 and 5, and no virtual round resets their discounts."""
+    selector, _ = virtual_round(set(range(8)))
+    assert selector.discounts.tolist() == [0.25] * 8
+
+
 def test_changes_that_are_not_finite_count_as_0() -> None:
     selector = fedcor(4, 2)
     selector._add_observation(np.array([1.0, np.nan, np.inf, -np.inf]), 9)

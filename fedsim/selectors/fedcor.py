@@ -34,7 +34,8 @@ which fedsim does not copy.
 What the paper leaves open: Requests "after round e" are made at the beginning of the next round
 with available clients, when the global model is still the same. Until the first fit clients are
 drawn uniformly. Losses of unavailable clients count as unchanged. Virtual updates that are not
-finite are skipped. If no virtual update is finite, there is neither an observation nor a fit.
+finite are skipped. If no virtual update is finite, there is neither an observation nor a fit, and
+the discounts are not reset.
 
 `epsilon` and `least_fall` are options that the paper does not use. `least_fall` is fedsim's reading
 of the code's `Dynamic_TH`, which is off by default. The code stops at a pick if minus the expected
@@ -163,9 +164,7 @@ class FedCor(Selector):
             covariance, shares, discounts, count, rng, self.epsilon, self.least_fall
         )
         chosen = available[picks]
-        if e % self.interval:  # otherwise a virtual round follows, which resets the discounts
-            discounts = self.discounts[chosen] * self.beta
-            self.discounts[chosen] = np.maximum(discounts, MIN_DISCOUNT)
+        self.discounts[chosen] = np.maximum(self.discounts[chosen] * self.beta, MIN_DISCOUNT)
         return Selection(ascending(chosen))
 
     def _learn(self, e: int, clients: Clients, count: int, rng: Generator) -> None:

@@ -290,6 +290,23 @@ def test_strata_are_as_many_as_the_cohort_by_divergences_in_both_directions(
     assert tables[0][:3, :3] == pytest.approx(np.array(both_ways) / 2, abs=1e-6)
 
 
+def test_a_prediction_of_nan_counts_as_equal_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kind 2 has equal probabilities. Its clients have models that diverged in the second case."""
+    tables: list[np.ndarray] = []
+
+    def watched(distances: np.ndarray) -> np.ndarray:
+        tables.append(distances)
+        return ward_linkage(distances)
+
+    monkeypatch.setattr(lefl_module, "ward_linkage", watched)
+    lefl([1] * 6, 3)
+    diverged = ThreeKinds.KINDS.copy()
+    diverged[2] = np.nan
+    monkeypatch.setattr(ThreeKinds, "KINDS", diverged)
+    lefl([1] * 6, 3)
+    assert tables[1] == pytest.approx(tables[0])
+
+
 # --- label counts
 
 PURE = np.array([[4.0, 0], [0, 4]])

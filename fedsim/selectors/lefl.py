@@ -14,7 +14,8 @@ predict, and then samples from every cluster, so that each cohort covers all kin
 3. In every round it draws one client at random from each stratum.
 
 What the paper leaves open: If fewer than K strata have available clients, other random clients fill
-up. New predictions cluster all clients again.
+up. New predictions cluster all clients again. A prediction of nan, from a model that has diverged,
+counts as equal probabilities of all classes.
 """
 
 from typing import Literal
@@ -32,6 +33,7 @@ from fedsim.selectors.base import (
     Selector,
     Signal,
     ascending,
+    log,
     parameters,
 )
 from fedsim.selectors.candidates import fill_up
@@ -76,7 +78,8 @@ class LEFL(Selector):
         if not len(new):
             return
         for client, log_p in zip(new.tolist(), clients.public_labels(new), strict=True):
-            self.predictions[client] = torch.nan_to_num(log_p, nan=0.0).float().cpu()
+            equal = -float(log(log_p.shape[1]))
+            self.predictions[client] = torch.nan_to_num(log_p, nan=equal).float().cpu()
         known = sorted(self.predictions)
         log_p = torch.stack([self.predictions[client] for client in known])
         divergences = kl_divergences(log_p, "sum")

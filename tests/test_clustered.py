@@ -359,3 +359,5 @@ def test_the_fallback_draws_one_client_from_each_half(
         assert balanced == (1 if falls else 2)
         assert (selection.weights is None) != falls
         assert selection.weights is None or selection.weights.tolist() == [0.5, 0.5]
+        assert np.flatnonzero(selector.last_tried == 2).tolist() == selection.ids.tolist()
+        selector.last_tried[:] = 0

@@ -116,10 +116,10 @@ class HiCS(Selector):
             tree = ward_linkage(self._distances(known), self.ward_on)
             if not len(chosen) and self._falls_back(known):
                 masses = client_masses(known, self.population)
-                cohort_size = self.population.cohort_size
-                return draw_one_each(
-                    similarity_distributions(tree, masses, cohort_size), known, rng
-                )
+                distributions = similarity_distributions(tree, masses, self.population.cohort_size)
+                selection = draw_one_each(distributions, known, rng)
+                self.last_tried[selection.ids] = round
+                return selection
             # 3. Picks
             labels = cut_tree(tree, self.max_clusters)
             gamma = self.gamma * (1 - (round - 1) / self.population.num_rounds)

@@ -66,8 +66,9 @@ class KVib(Selector):
         self.theta = min(float(power(ratio, 1 / 3)), 1.0)
         self.gamma = self.reg * num_clients / (self.theta * cohort_size)
         self.feedback = np.zeros(num_clients)  # omega [N]
-        # `select` sets these [N], and `observe` reads them in the same round.
-        self._shares = np.zeros(num_clients)  # p, 0 for unavailable clients
+        # `select` sets these [N] for the available clients, and `observe` reads them in the same
+        # round. Other clients keep earlier values, which nothing reads.
+        self._shares = np.zeros(num_clients)  # p
         self._probabilities = np.ones(num_clients)  # q
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:

@@ -46,7 +46,9 @@ def test_the_bonus_of_stale_clients_by_hand(first_round: str, counted: int) -> N
     last_round = [1, 5, 9]
     set_seen(selector, [1, 1, 1], last_round)
     everybody = np.arange(3)
-    bonus = selector.scores(everybody, 10) - selector.normalised(everybody)
+    bonus = selector.scores_of_seen(everybody, 10) - selector.normalised_utilities_of_seen(
+        everybody
+    )
     assert bonus == pytest.approx(np.sqrt(0.1 * np.log(counted) / last_round))
 
 
@@ -56,7 +58,7 @@ def test_utilities_are_clipped_and_scaled_by_hand() -> None:
     selector = oort(5, 1, clip=0.5)
     set_seen(selector, [0, 1, 2, 50, 100], [1] * 5)
     expected = (np.array([0, 1, 2, 50, 50]) - 0.999) / (100 - 0.999)
-    assert selector.normalised(np.arange(5)) == pytest.approx(expected)
+    assert selector.normalised_utilities_of_seen(np.arange(5)) == pytest.approx(expected)
 
 
 def test_an_unseen_client_counts_with_its_prior() -> None:
@@ -64,7 +66,7 @@ def test_an_unseen_client_counts_with_its_prior() -> None:
     selector = oort(sizes=[10, 10, 1000], k=1)
     set_seen(selector, [5, 20, 0], [1, 1, 0])
     expected = (np.array([5, 20]) - 4.995) / (1000 - 4.995)
-    assert selector.normalised(np.arange(3)) == pytest.approx(expected)
+    assert selector.normalised_utilities_of_seen(np.arange(3)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("first_round", ["prior", "random"])
@@ -90,7 +92,7 @@ def test_scores_equal_those_of_the_published_rule(first_round: str) -> None:
             for u, last, _ in states
             if last > 0
         ]
-        assert selector.scores(np.arange(n), t) == pytest.approx(expected)
+        assert selector.scores_of_seen(np.arange(n), t) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +102,9 @@ def test_only_slow_clients_are_penalised(durations: list[float], factors: list[f
     """T is the median, 5 s. A client of 10 s gets the factor (5 / 10)^2."""
     selector = oort(3, 1)
     set_seen(selector, [1, 1, 1], [9, 9, 9])
-    scores = selector.scores(np.arange(3), 10)
+    scores = selector.scores_of_seen(np.arange(3), 10)
     selector.durations[:] = durations
-    assert selector.scores(np.arange(3), 10) / scores == pytest.approx(factors)
+    assert selector.scores_of_seen(np.arange(3), 10) / scores == pytest.approx(factors)
 
 
 def count_selections(make: Callable[[], Oort], num_seeds: int = 300) -> np.ndarray:
@@ -159,7 +161,7 @@ def test_the_cutoff_refers_to_the_last_exploited_client_or_to_the_next_one(
 def test_the_cutoff_is_a_share_of_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.95 x 6 = 5.7 is above 5.6."""
     selector = seen_before([1.0] * 4, k=2, cutoff=0.95)
-    monkeypatch.setattr(selector, "scores", lambda ids, t: np.array([10.0, 6.0, 5.8, 5.6]))
+    monkeypatch.setattr(selector, "scores_of_seen", lambda ids, t: np.array([10.0, 6.0, 5.8, 5.6]))
     exploited = set()
     for seed in range(40):
         exploited.update(selector._exploit(np.arange(4), 2, 2, np.random.default_rng(seed)))
@@ -479,9 +481,9 @@ def test_oort_observes_durations_and_scales_slow_clients_by_equation_1() -> None
     selector = oort(sizes=SIZES, k=3)
     toy_run(selector, simulated_clock=fixed_clock()).step()
     assert selector.durations.tolist() == [8, 21, 53]
-    scores = selector.scores(np.arange(3), 2)
+    scores = selector.scores_of_seen(np.arange(3), 2)
     selector.penalty = 0.0
-    without_penalty = selector.scores(np.arange(3), 2)
+    without_penalty = selector.scores_of_seen(np.arange(3), 2)
     assert scores / without_penalty == pytest.approx([1, 1, (21 / 53) ** 2])
 
 

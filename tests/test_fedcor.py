@@ -21,7 +21,7 @@ from fedsim.config.build import instantiate
 from fedsim.core.types import Params
 from fedsim.rounds.availability import Availability
 from fedsim.selectors import fedcor as module
-from fedsim.selectors.fedcor import FedCor
+from fedsim.selectors.fedcor import FedCor, greedy_selection
 from fedsim.selectors.gaussian_process import (
     DenseProcess,
     Kernel,
@@ -29,7 +29,6 @@ from fedsim.selectors.gaussian_process import (
     Objective,
     Parameters,
     Process,
-    greedy_selection,
     make_process,
 )
 from tests.test_selector_contract import composed

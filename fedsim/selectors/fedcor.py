@@ -6,7 +6,7 @@ Strategy for Heterogeneous Federated Learning", CVPR 2022 (arXiv 2103.13822).
 If training on one client lowers the loss of another one, their losses are correlated. FedCor models
 the loss changes of all clients over a round by a Gaussian process. It then picks clients one by one
 such that the expected fall of the weighted sum of all losses is largest (Eq. 13, see
-`gaussian_process.greedy_selection`). Clients that are well correlated with a pick are not worth
+`greedy_selection`). Clients that are well correlated with a pick are not worth
 picking any more.
 
 Symbols: N clients, K of them to select, p_k the share of client k in all samples, q the dimension
@@ -56,6 +56,7 @@ from fedsim.selectors.base import (
     CountOrZero,
     Floats,
     Generator,
+    Positions,
     Positive,
     Problems,
     Selection,
@@ -68,10 +69,10 @@ from fedsim.selectors.base import (
     parameters,
 )
 from fedsim.selectors.gaussian_process import (
+    Covariance,
     Kernel,
     Objective,
     Parameters,
-    greedy_selection,
     is_dense,
     make_process,
 )
@@ -229,3 +230,53 @@ class FedCor(Selector):
         if self.update_mean:
             changes = changes - weights @ changes / weights.sum()
         self.parameters = self.process.fit(self.parameters, changes, weights, steps)
+
+
+def greedy_selection(
+    covariance: Covariance,
+    shares: Floats,
+    discounts: Floats,
+    count: int,
+    rng: Generator,
+    epsilon: float = 0.0,
+    min_fall: float | None = None,
+) -> Positions:
+    """Return up to `count` positions, picked by the expected fall of all losses (Eq. 13).
+
+    Starting from the covariance C of N clients, each step picks client j and conditions C on it:
+
+        j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik,  C <- C - C_:j C_j: / C_jj
+
+    with `shares` p [N] and `discounts` a [N]. Ties are broken at random. With probability `epsilon`
+    a pick is random. From the second pick on, picking stops if the largest expected fall is below
+    `min_fall`. The picks are uniform random ones if the covariance is not finite (after a fit that
+    failed).
+    """
+    weighted_sums = covariance @ shares  # sum_i p_i C_ik
+    diagonal = covariance.diagonal().copy()
+    if not np.isfinite(weighted_sums).all():
+        return rng.choice(len(shares), count, replace=False)
+    is_left = np.ones(len(shares), dtype=bool)
+    removed: list[Floats] = []  # C_:j / sqrt(C_jj) of the clients picked so far
+    for num_picked in range(count):
+        variances = np.maximum(diagonal, 1e-300)  # rounding may leave 0 or less
+        falls = discounts * weighted_sums / np.sqrt(variances)
+        falls[~is_left] = -np.inf
+        largest = falls.max()
+        if min_fall is not None and num_picked and largest < min_fall:
+            break
+        at_random = epsilon > 0 and rng.random() < epsilon
+        candidates = np.flatnonzero(is_left if at_random else falls == largest)
+        j = int(rng.choice(candidates))
+        is_left[j] = False
+        # Only column j of the conditioned covariance is computed, from the original one.
+        column = covariance[:, j].copy()
+        for unit in removed:
+            column -= unit * unit[j]
+        if column[j] <= 0:  # by rounding: earlier picks already explain client j
+            continue
+        unit = column / np.sqrt(column[j])
+        weighted_sums -= unit * (unit @ shares)
+        diagonal -= unit**2
+        removed.append(unit)
+    return np.flatnonzero(~is_left)

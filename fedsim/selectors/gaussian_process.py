@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.selectors.base import Floats, Generator, Positions
+from fedsim.selectors.base import Floats
 
 Parameters = dict[str, Floats]
 """`embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []."""
@@ -234,53 +234,3 @@ def adam(
             deviation = np.sqrt(second[name] / (1 - 0.999**step))
             x[name] = x[name] - lr * mean / (deviation + 1e-8)
     return x
-
-
-def greedy_selection(
-    covariance: Covariance,
-    shares: Floats,
-    discounts: Floats,
-    count: int,
-    rng: Generator,
-    epsilon: float = 0.0,
-    min_fall: float | None = None,
-) -> Positions:
-    """Return up to `count` positions, picked by the expected fall of all losses (Eq. 13).
-
-    Starting from the covariance C of N clients, each step picks client j and conditions C on it:
-
-        j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik,  C <- C - C_:j C_j: / C_jj
-
-    with `shares` p [N] and `discounts` a [N]. Ties are broken at random. With probability `epsilon`
-    a pick is random. From the second pick on, picking stops if the largest expected fall is below
-    `min_fall`. The picks are uniform random ones if the covariance is not finite (after a fit that
-    failed).
-    """
-    weighted_sums = covariance @ shares  # sum_i p_i C_ik
-    diagonal = covariance.diagonal().copy()
-    if not np.isfinite(weighted_sums).all():
-        return rng.choice(len(shares), count, replace=False)
-    is_left = np.ones(len(shares), dtype=bool)
-    removed: list[Floats] = []  # C_:j / sqrt(C_jj) of the clients picked so far
-    for num_picked in range(count):
-        variances = np.maximum(diagonal, 1e-300)  # rounding may leave 0 or less
-        falls = discounts * weighted_sums / np.sqrt(variances)
-        falls[~is_left] = -np.inf
-        largest = falls.max()
-        if min_fall is not None and num_picked and largest < min_fall:
-            break
-        at_random = epsilon > 0 and rng.random() < epsilon
-        candidates = np.flatnonzero(is_left if at_random else falls == largest)
-        j = int(rng.choice(candidates))
-        is_left[j] = False
-        # Only column j of the conditioned covariance is computed, from the original one.
-        column = covariance[:, j].copy()
-        for unit in removed:
-            column -= unit * unit[j]
-        if column[j] <= 0:  # by rounding: earlier picks already explain client j
-            continue
-        unit = column / np.sqrt(column[j])
-        weighted_sums -= unit * (unit @ shares)
-        diagonal -= unit**2
-        removed.append(unit)
-    return np.flatnonzero(~is_left)

@@ -25,10 +25,10 @@ from fedsim.selectors.fedcor import FedCor, greedy_selection
 from fedsim.selectors.gaussian_process import (
     DenseProcess,
     Kernel,
-    LowRank,
+    KernelParameters,
+    LowRankCovariance,
+    LowRankProcess,
     Objective,
-    Parameters,
-    Process,
     make_process,
 )
 from tests.test_selector_contract import composed
@@ -68,7 +68,7 @@ SHARES = np.full(4, 0.25)
 
 def pick(discounts: Any = (1, 1, 1, 1), seed: int = 0, **options: Any) -> list[int]:
     """Return two picks of fedsim's low-rank form."""
-    covariance = LowRank(FACTOR, 1e-3)
+    covariance = LowRankCovariance(FACTOR, 1e-3)
     return greedy_selection(
         covariance, SHARES, np.array(discounts), 2, rng(seed), **options
     ).tolist()
@@ -99,11 +99,11 @@ def test_picks_may_be_random() -> None:
     assert len({tuple(pick(seed=s, epsilon=1.0)) for s in range(40)}) == 6  # all pairs of four
 
 
-@pytest.mark.parametrize(("min_fall", "count"), [(0.2, 2), (0.4, 1), (9.0, 1)])
+@pytest.mark.parametrize(("least_fall", "count"), [(0.2, 2), (0.4, 1), (9.0, 1)])
 def test_picking_stops_below_a_fall_but_not_before_the_first_pick(
-    min_fall: float, count: int
+    least_fall: float, count: int
 ) -> None:
-    assert len(pick(min_fall=min_fall)) == count
+    assert len(pick(least_fall=least_fall)) == count
 
 
 @settings(max_examples=40, deadline=None)
@@ -113,7 +113,7 @@ def test_low_rank_selection_equals_the_dense_one(q: int, n: int, count: int, see
     factor, shares, discounts = random.standard_normal((q, n)), random.random(n), random.random(n)
     sigma = factor.T @ factor + 0.3**2 * np.eye(n)
     expected, _ = dense_falls(sigma, shares, discounts, min(count, n))
-    for covariance in (LowRank(factor, 0.3), sigma):
+    for covariance in (LowRankCovariance(factor, 0.3), sigma):
         picks = greedy_selection(covariance, shares, discounts, min(count, n), rng())
         assert picks.tolist() == sorted(expected)
 
@@ -177,7 +177,7 @@ def test_a_fit_raises_scipys_likelihood_whose_slope_is_the_gradient(kernel: Kern
     x = parameters["embedding"]
     process = make_process(kernel, "mml", NOISE, LENGTH, 0.01)
 
-    def likelihood(at: Parameters) -> float:
+    def likelihood(at: KernelParameters) -> float:
         covariance = sklearn_kernel(kernel, float(at["amplitude"]))(
             points_of(at["embedding"], kernel)
         )
@@ -208,7 +208,7 @@ def test_the_gradient_of_the_amplitude_is_scikit_learns() -> None:
     assert -ours["amplitude"] == pytest.approx(weights @ np.array(slopes) * 2 / amplitude)
 
 
-def problem() -> tuple[Parameters, np.ndarray, np.ndarray]:
+def problem() -> tuple[KernelParameters, np.ndarray, np.ndarray]:
     """Return parameters of 7 clients in 3 dimensions, 4 observations and their weights."""
     random = rng(1)
     parameters = {"embedding": random.standard_normal((3, 7)), "amplitude": np.array(1.3)}
@@ -289,7 +289,7 @@ def test_fitting_equals_torchs_adam() -> None:
     random = rng(2)
     residuals = random.standard_normal((200, 6))
     x = random.standard_normal((4, 6)) / 2
-    process = Process(0.1, 0.01, kernel="linear")
+    process = LowRankProcess(0.1, 0.01, kernel="linear")
     fitted = process.fit({"embedding": x}, residuals, np.ones(200), 300)["embedding"]
     leaf = torch.tensor(x, requires_grad=True)
     optimizer = torch.optim.Adam([leaf], lr=0.01)
@@ -559,7 +559,10 @@ def test_a_noise_that_is_lost_in_rounding_still_gives_a_selection(noise: float) 
     """After q = 3 picks only the noise is left, which rounding may turn into a variance <= 0."""
     for seed in range(20):
         factor = rng(seed).standard_normal((3, 20))
-        for covariance in (LowRank(factor, noise), factor.T @ factor + noise**2 * np.eye(20)):
+        for covariance in (
+            LowRankCovariance(factor, noise),
+            factor.T @ factor + noise**2 * np.eye(20),
+        ):
             picks = greedy_selection(covariance, np.ones(20), np.ones(20), 10, rng(seed))
             assert len(set(picks)) == 10
 

@@ -4,14 +4,13 @@ Tang, Ning, Wang, Sun, Wang, Li and Chen, "FedCor: Correlation-Based Active Clie
 Strategy for Heterogeneous Federated Learning", CVPR 2022 (arXiv 2103.13822).
 
 If training on one client lowers the loss of another one, their losses are correlated. FedCor models
-the loss changes of all clients over a round by a Gaussian process. It then picks clients one by one
-such that the expected fall of the weighted sum of all losses is largest (Eq. 13, see
-`greedy_selection`). Clients that are well correlated with a pick are not worth
-picking any more.
+the loss changes of all clients over a round by a Gaussian process (gaussian_process.py). It then
+picks clients one by one such that the expected fall of the weighted sum of all losses is largest
+(Eq. 13, see `greedy_selection`). Clients that are well correlated with a pick are not worth picking
+any more.
 
-Symbols: N clients, K of them to select, p_k the share of client k in all samples, q the dimension
-of the embeddings of the process. Rounds e are counted from 0, as in the paper: e is fedsim's round
-minus 1.
+q is the dimension of the embeddings of the process. Rounds e are counted from 0, as in the paper: e
+is fedsim's round minus 1.
 
 1. Warm-up (e <= `warmup`): Clients are drawn uniformly. All clients report their losses before and
    after the round, which gives one observation. After the last warm-up round the process is fitted.
@@ -35,7 +34,7 @@ What the paper leaves open: Requests "after round e" are made at the beginning o
 with available clients, when the global model is still the same. Until the first fit clients are
 drawn uniformly. Losses of unavailable clients count as unchanged. Virtual updates that are not
 finite are skipped. If no virtual update is finite, there is neither an observation nor a fit, and
-the discounts are not reset.
+the discounts stay as they are.
 
 `epsilon` and `least_fall` are options that the paper does not use. `least_fall` is fedsim's reading
 of the code's `Dynamic_TH`, which is off by default. The code stops at a pick if minus the expected
@@ -71,8 +70,8 @@ from fedsim.selectors.base import (
 from fedsim.selectors.gaussian_process import (
     Covariance,
     Kernel,
+    KernelParameters,
     Objective,
-    Parameters,
     is_dense,
     make_process,
 )
@@ -80,6 +79,8 @@ from fedsim.selectors.gaussian_process import (
 Steps = Annotated[int, Ge(0), Le(1_000_000)]
 MIN_DISCOUNT = 1e-12
 """Lower bound of discounts, so that the falls of all clients can still be compared."""
+MIN_VARIANCE = 1e-300
+"""Lower bound of variances in the selection rule. Rounding may leave 0 or less."""
 
 
 @parameters
@@ -102,21 +103,21 @@ class FedCor(Selector):
     noise: Positive  # sigma_n, standard deviation of the observation noise
     kernel: Kernel  # kernel of the process
     length: Positive  # length scale of the kernel `se`
-    objective: Objective  # objective of fits: marginal likelihood, or leave one out
-    warmup: CountOrZero  # the last warm-up round
+    objective: Objective  # what fits maximise: marginal or leave-one-out likelihood
+    warmup: CountOrZero  # the last warm-up round e
     interval: Count  # rounds between virtual rounds
     window: Count  # rounds after which an observation is dropped
-    history: Literal["rounds", "intervals"]  # observations used, and their ages
-    gamma: Share  # weight of an observation for each round of age
-    beta: Share  # discount of a client for each selection since the last virtual round
+    history: Literal["rounds", "intervals"]  # ages of observations: true ones, or of the 2022 code
+    gamma: Share  # factor of an observation's weight for each round of age
+    beta: Share  # factor of a client's discount for each selection since the last virtual round
     first_steps: Annotated[int, Ge(1), Le(1_000_000)]  # steps of the fit after the warm-up
     refit_steps: Steps  # steps of a fit after a virtual round
-    warmup_steps: Steps  # steps of fits after earlier warm-up rounds
+    warmup_steps: Steps  # steps of a fit after an earlier warm-up round, 0 but for the 2022 code
     fit_lr: Positive  # learning rate of fits
     update_mean: bool  # whether fits subtract the weighted mean of the observations
     uniform_shares: bool  # whether losses are weighted by 1 instead of p_k
     epsilon: Share  # probability that a pick is random
-    least_fall: float | None  # fewer clients are selected if the expected fall is smaller
+    least_fall: float | None  # expected fall below which picking stops; None: K are picked
 
     def problems(self) -> Problems:
         if not is_dense(self.kernel, self.objective):
@@ -135,14 +136,14 @@ class FedCor(Selector):
         )
         self.shares = np.ones(num_clients) if self.uniform_shares else self.population.shares
         self.losses = np.full(num_clients, np.nan)  # latest losses of all clients [N]
-        self.changes: list[Floats] = []  # observations: changes of loss [N] over a round
+        self.changes: list[Floats] = []  # observations: changes of loss [N], the oldest first
         self.change_rounds: list[int] = []  # the round e of each observation
-        self.parameters: Parameters = {}  # of the process; drawn when `select` is first called
+        self.parameters: KernelParameters = {}  # drawn when `select` is first called
         self.discounts = np.ones(num_clients)  # a [N]
         self.latest_round = -1  # the latest round e with a selection; -1: none
         self.warmup_is_over = False  # whether the process selects the clients
         self.adaptive = self.least_fall is not None
-        # the warm-up rounds, and the one that requests the losses after the last of them
+        # e = 0 to `warmup`, and the next round, which requests the losses after the warm-up
         self.start_up_rounds = self.warmup + 2
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
@@ -153,10 +154,17 @@ class FedCor(Selector):
             embedding = rng.standard_normal((self.dimension, self.population.num_clients))
             embedding /= np.sqrt(self.dimension)
             self.parameters = {"embedding": embedding, "amplitude": np.ones(())}
-        self._learn(e, clients, count, rng)
+        # What earlier rounds left to do: the observation of step 1, the virtual round of step 3
+        if not self.warmup_is_over:
+            self._observe_warmup(e, clients)
+        rounds_since = range(max(self.latest_round, self.warmup + 1), e)
+        if self.warmup_is_over and any(past % self.interval == 0 for past in rounds_since):
+            self._train_virtually(e - 1, clients, count, rng)
         self.latest_round = e
+        # 1. Warm-up
         if not self.warmup_is_over:
             return Selection(ascending(rng.choice(available, count, replace=False)))
+        # 2. Later rounds
         embedding = self.parameters["embedding"][:, available]
         covariance = self.process.covariance(self.parameters | {"embedding": embedding})
         shares = self.shares[available]
@@ -168,22 +176,19 @@ class FedCor(Selector):
         self.discounts[chosen] = np.maximum(self.discounts[chosen] * self.beta, MIN_DISCOUNT)
         return Selection(ascending(chosen))
 
-    def _learn(self, e: int, clients: Clients, count: int, rng: Generator) -> None:
-        """Observe what is due before the selection of round e, and fit the process."""
-        # 1. In the warm-up: the change of all losses over the latest round
-        if not self.warmup_is_over:
-            before = self.losses
-            self.losses = self._query_losses(clients)
-            if self.latest_round < 0:
-                return
-            self._add_observation(self.losses - before, self.latest_round)
-            self.warmup_is_over = e > self.warmup
-            steps = self.first_steps if self.warmup_is_over else self.warmup_steps
-            self._fit(steps, self.latest_round)
-        # 2. A virtual round, if one is due after a round since the latest selection
-        later_rounds = range(max(self.latest_round, self.warmup + 1), e)
-        if any(past % self.interval == 0 for past in later_rounds):
-            self._train_virtually(e - 1, clients, count, rng)
+    def _observe_warmup(self, e: int, clients: Clients) -> None:
+        """Observe the change of all losses over the latest warm-up round, and fit the process.
+
+        This happens before the selection of round e, and ends the warm-up after its last round.
+        """
+        before = self.losses
+        self.losses = self._query_losses(clients)
+        if self.latest_round < 0:  # no round has changed the model yet
+            return
+        self._add_observation(self.losses - before, self.latest_round)
+        self.warmup_is_over = e > self.warmup
+        num_steps = self.first_steps if self.warmup_is_over else self.warmup_steps
+        self._fit(num_steps, self.latest_round)
 
     def _train_virtually(self, e: int, clients: Clients, count: int, rng: Generator) -> None:
         """Observe the loss changes of a virtual round of random clients after round e, and fit."""
@@ -216,20 +221,28 @@ class FedCor(Selector):
         while self.change_rounds[0] < e - self.window:
             del self.change_rounds[0], self.changes[0]
 
-    def _fit(self, steps: int, e: int) -> None:
-        """Fit the process to the observations up to round e. Without `steps` nothing changes."""
-        if not steps:
+    def _fit(self, num_steps: int, e: int) -> None:
+        """Fit the process to the observations up to round e. With 0 steps nothing changes."""
+        if not num_steps:
             return
-        ages = e - np.array(self.change_rounds, dtype=np.float64)  # the oldest observation first
-        if self.history == "intervals" and e > self.warmup:
-            max_count = -(-(self.window + 1) // self.interval)  # rounded up
-            count = min(max_count, len(ages))
-            ages = self.interval * np.arange(count - 1.0, -1.0, -1.0)
+        ages = self._ages(e)
         changes = np.stack(self.changes[-len(ages) :])
         weights = self.gamma**ages
         if self.update_mean:
             changes = changes - weights @ changes / weights.sum()
-        self.parameters = self.process.fit(self.parameters, changes, weights, steps)
+        self.parameters = self.process.fit(self.parameters, changes, weights, num_steps)
+
+    def _ages(self, e: int) -> Floats:
+        """Return the ages of the latest observations, those to fit after round e, the oldest first.
+
+        With `history: rounds` and in the warm-up these are all observations with their true ages in
+        rounds. With `history: intervals` each counts as one interval older than the next one.
+        """
+        if self.history == "rounds" or e <= self.warmup:
+            return e - np.array(self.change_rounds, dtype=np.float64)
+        max_observations = -(-(self.window + 1) // self.interval)  # rounded up
+        num_observations = min(max_observations, len(self.changes))
+        return self.interval * np.arange(num_observations - 1.0, -1.0, -1.0)
 
 
 def greedy_selection(
@@ -239,7 +252,7 @@ def greedy_selection(
     count: int,
     rng: Generator,
     epsilon: float = 0.0,
-    min_fall: float | None = None,
+    least_fall: float | None = None,
 ) -> Positions:
     """Return up to `count` positions, picked by the expected fall of all losses (Eq. 13).
 
@@ -249,34 +262,34 @@ def greedy_selection(
 
     with `shares` p [N] and `discounts` a [N]. Ties are broken at random. With probability `epsilon`
     a pick is random. From the second pick on, picking stops if the largest expected fall is below
-    `min_fall`. The picks are uniform random ones if the covariance is not finite (after a fit that
-    failed).
+    `least_fall`. The picks are uniform random ones if the covariance is not finite, after a fit
+    that failed.
     """
     weighted_sums = covariance @ shares  # sum_i p_i C_ik
-    diagonal = covariance.diagonal().copy()
     if not np.isfinite(weighted_sums).all():
         return rng.choice(len(shares), count, replace=False)
+    variances = covariance.diagonal().copy()  # C_kk
     is_left = np.ones(len(shares), dtype=bool)
-    removed: list[Floats] = []  # C_:j / sqrt(C_jj) of the clients picked so far
+    scaled_columns: list[Floats] = []  # C_:j / sqrt(C_jj) of the clients picked so far
     for num_picked in range(count):
-        variances = np.maximum(diagonal, 1e-300)  # rounding may leave 0 or less
-        falls = discounts * weighted_sums / np.sqrt(variances)
+        positive_variances = np.maximum(variances, MIN_VARIANCE)
+        falls = discounts * weighted_sums / np.sqrt(positive_variances)
         falls[~is_left] = -np.inf
         largest = falls.max()
-        if min_fall is not None and num_picked and largest < min_fall:
+        if least_fall is not None and num_picked and largest < least_fall:
             break
         at_random = epsilon > 0 and rng.random() < epsilon
         candidates = np.flatnonzero(is_left if at_random else falls == largest)
         j = int(rng.choice(candidates))
         is_left[j] = False
-        # Only column j of the conditioned covariance is computed, from the original one.
+        # Column j of the conditioned C: the original column less what earlier picks explain.
         column = covariance[:, j].copy()
-        for unit in removed:
-            column -= unit * unit[j]
+        for earlier in scaled_columns:
+            column -= earlier * earlier[j]
         if column[j] <= 0:  # by rounding: earlier picks already explain client j
             continue
-        unit = column / np.sqrt(column[j])
-        weighted_sums -= unit * (unit @ shares)
-        diagonal -= unit**2
-        removed.append(unit)
+        scaled = column / np.sqrt(column[j])
+        weighted_sums -= scaled * (scaled @ shares)
+        variances -= scaled**2
+        scaled_columns.append(scaled)
     return np.flatnonzero(~is_left)

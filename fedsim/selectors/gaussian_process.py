@@ -4,12 +4,13 @@ Each client i has an embedding x_i in R^q. The vector of all clients' loss chang
 Gaussian. Its covariance Sigma [N, N] is made of the embeddings by a kernel, plus noise^2 on the
 diagonal. A fit changes the embeddings such that the E observed vectors become likely.
 
-Linear kernels are handled in low-rank form, which is exact and takes time linear in N. The
-covariance is F^T F + noise^2 I with F [q, N]. By Woodbury's identity its inverse is
-(I - F^T A) / noise^2 with A = (noise^2 I + F F^T)^-1 F. Other kernels and objectives use dense
-matrices and automatic differentiation.
+Linear kernels with the marginal likelihood are handled in low-rank form (`LowRankProcess`), which
+is exact and takes time linear in N. The covariance is F^T F + noise^2 I with F [q, N]. By
+Woodbury's identity its inverse is (I - F^T A) / noise^2 with A = (noise^2 I + F F^T)^-1 F. Other
+kernels and objectives use dense matrices and automatic differentiation (`DenseProcess`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from fedsim.selectors.base import Floats
 
-Parameters = dict[str, Floats]
+KernelParameters = dict[str, Floats]
 """`embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []."""
 Kernel = Literal["linear", "linear_normalised", "se"]
 """`linear_normalised` is linear in x / |x|, and `se` is the squared exponential kernel."""
@@ -31,11 +32,11 @@ JITTER = (0.0, 1e-6, 1e-5, 1e-4)
 factor exists."""
 
 
-class LowRank:
+class LowRankCovariance:
     """The covariance matrix F^T F + noise^2 I [N, N] with `factor` F [q, N].
 
-    It can be used like an array for products with a vector [N], the diagonal, and columns
-    `[:, j]`.
+    It stands for a dense matrix in three operations: the product with a vector [N], the diagonal,
+    and a whole column `[:, j]`.
     """
 
     def __init__(self, factor: Floats, noise: float) -> None:
@@ -49,21 +50,20 @@ class LowRank:
         return (self.factor**2).sum(0) + self.variance
 
     def __getitem__(self, key: tuple[slice, int]) -> Floats:
-        _, j = key
+        _, j = key  # the slice is `:`
         column: Floats = self.factor.T @ self.factor[:, j]
         column[j] += self.variance
         return column
 
 
-Covariance = LowRank | Floats
+Covariance = LowRankCovariance | Floats
 """A covariance matrix [N, N]."""
 
 
-class Process:
-    """A Gaussian process with a linear kernel, fitted by marginal likelihood.
+class Process(ABC):
+    """A Gaussian process that is fitted by Adam.
 
-    The kernel is x_i . x_j, or amplitude^2 cos(x_i, x_j) (`linear_normalised`). `trained` names the
-    parameters that a fit changes.
+    `trained` names the parameters that a fit changes.
     """
 
     def __init__(self, noise: float, lr: float, *, kernel: Kernel) -> None:
@@ -73,55 +73,81 @@ class Process:
         self.trained = ("embedding",) if kernel == "linear" else ("embedding", "amplitude")
 
     def fit(
-        self, parameters: Parameters, residuals: Floats, weights: Floats, steps: int
-    ) -> Parameters:
+        self, parameters: KernelParameters, residuals: Floats, weights: Floats, steps: int
+    ) -> KernelParameters:
         """Return `parameters` after `steps` steps of Adam on -sum_e weights_e log p(residuals_e).
 
         `residuals` [E, N] are the observed loss changes, and `weights` [E] their weights. Adam
         starts with moments of zero. The fit stops before a gradient that is not finite.
         """
 
-        def gradient(trained: Parameters) -> Parameters:
+        def gradient(trained: KernelParameters) -> KernelParameters:
             return self.gradient(parameters | trained, residuals, weights)
 
         start = {name: parameters[name] for name in self.trained}
         return parameters | adam(start, gradient, self.lr, steps)
 
-    def covariance(self, parameters: Parameters) -> Covariance:
+    @abstractmethod
+    def covariance(self, parameters: KernelParameters) -> Covariance:
         """Return the covariance [N, N] of the clients in `parameters`, noise included."""
-        return LowRank(self._factor(parameters), self.noise)
 
-    def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
+    @abstractmethod
+    def gradient(
+        self, parameters: KernelParameters, residuals: Floats, weights: Floats
+    ) -> KernelParameters:
         """Return the gradient of L = -sum_e g_e log p(r_e) by the trained parameters.
 
-        dL/dF = 2 F dL/dSigma with dL/dSigma = (G Sigma^-1 - Sigma^-1 S Sigma^-1) / 2, G = sum_e g_e
-        and S = sum_e g_e r_e r_e^T. `weights` [E] are g, and `residuals` [E, N] are r.
+        `weights` [E] are g, and `residuals` [E, N] are r.
         """
-        f = self._factor(parameters)
-        variance = self.noise**2
-        try:
-            a = np.linalg.solve(variance * np.eye(len(f)) + f @ f.T, f)
-        except np.linalg.LinAlgError:  # noise^2 is lost next to f f^T, whose rank is at most N
-            return {name: np.full_like(parameters[name], np.nan) for name in self.trained}
-        ar = a @ residuals.T
-        with np.errstate(invalid="ignore"):  # the caller checks for values that are not finite
-            solved = (residuals.T - f.T @ ar) / variance  # Sigma^-1 r_e, [N, E]
-        by_factor: Floats = weights.sum() * a - (ar * weights) @ solved.T  # dL/dF
+
+
+class LowRankProcess(Process):
+    """A Gaussian process with a linear kernel, fitted by marginal likelihood.
+
+    The kernel is x_i . x_j, or amplitude^2 cos(x_i, x_j) (`linear_normalised`).
+    """
+
+    def covariance(self, parameters: KernelParameters) -> Covariance:
+        return LowRankCovariance(self._factor(parameters), self.noise)
+
+    def gradient(
+        self, parameters: KernelParameters, residuals: Floats, weights: Floats
+    ) -> KernelParameters:
+        factor = self._factor(parameters)
+        by_factor = self._gradient_by_factor(factor, residuals, weights)
         if self.kernel == "linear":
             return {"embedding": by_factor}
-        # F = amplitude x / |x|: only the part of the gradient at right angles to x moves x
+        # F = amplitude x / |x|: only the part of the gradient at right angles to x moves x.
         amplitude = parameters["amplitude"]
-        unit = f / amplitude
-        tangent = by_factor - unit * (unit * by_factor).sum(0)
-        by_embedding = amplitude * tangent / np.linalg.norm(parameters["embedding"], axis=0)
-        return {"embedding": by_embedding, "amplitude": np.asarray((by_factor * unit).sum())}
+        directions = factor / amplitude  # x / |x|
+        across = by_factor - directions * (directions * by_factor).sum(0)
+        by_embedding = amplitude * across / np.linalg.norm(parameters["embedding"], axis=0)
+        return {"embedding": by_embedding, "amplitude": np.asarray((by_factor * directions).sum())}
 
-    def _factor(self, parameters: Parameters) -> Floats:
+    def _factor(self, parameters: KernelParameters) -> Floats:
         """Return F [q, N]."""
         x = parameters["embedding"]
         if self.kernel == "linear":
             return x
         return x / np.linalg.norm(x, axis=0) * parameters["amplitude"]
+
+    def _gradient_by_factor(self, factor: Floats, residuals: Floats, weights: Floats) -> Floats:
+        """Return dL/dF [q, N], with nan in all entries if it cannot be computed.
+
+        dL/dF = 2 F dL/dSigma with dL/dSigma = (G Sigma^-1 - Sigma^-1 S Sigma^-1) / 2, G = sum_e g_e
+        and S = sum_e g_e r_e r_e^T. As F Sigma^-1 = A, this is
+        G A - sum_e g_e (A r_e) (Sigma^-1 r_e)^T.
+        """
+        variance = self.noise**2
+        try:
+            a = np.linalg.solve(variance * np.eye(len(factor)) + factor @ factor.T, factor)  # A
+        except np.linalg.LinAlgError:  # noise^2 is lost next to F F^T, whose rank is at most N
+            return np.full_like(factor, np.nan)
+        products = a @ residuals.T  # A r_e, [q, E]
+        with np.errstate(invalid="ignore"):  # the caller checks for values that are not finite
+            solved = (residuals.T - factor.T @ products) / variance  # Sigma^-1 r_e, [N, E]
+        by_factor: Floats = weights.sum() * a - (products * weights) @ solved.T
+        return by_factor
 
 
 class DenseProcess(Process):
@@ -137,10 +163,12 @@ class DenseProcess(Process):
         self.length = length
         self.likelihood = _marginal if objective == "mml" else _leave_one_out
 
-    def covariance(self, parameters: Parameters) -> Covariance:
+    def covariance(self, parameters: KernelParameters) -> Covariance:
         return self._matrix({name: torch.as_tensor(p) for name, p in parameters.items()}).numpy()
 
-    def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
+    def gradient(
+        self, parameters: KernelParameters, residuals: Floats, weights: Floats
+    ) -> KernelParameters:
         leaves = {
             name: torch.tensor(p, dtype=torch.float64, requires_grad=name in self.trained)
             for name, p in parameters.items()
@@ -157,8 +185,8 @@ class DenseProcess(Process):
         if self.kernel == "linear":
             kernel = x.T @ x
         elif self.kernel == "linear_normalised":
-            unit = x / x.norm(dim=0)
-            kernel = parameters["amplitude"] ** 2 * (unit.T @ unit)
+            directions = x / x.norm(dim=0)
+            kernel = parameters["amplitude"] ** 2 * (directions.T @ directions)
         else:
             squares = (x[:, :, None] - x[:, None, :]).square().sum(0)
             kernel = parameters["amplitude"] ** 2 * (-squares / (2 * self.length)).exp()
@@ -209,13 +237,16 @@ def make_process(
 ) -> Process:
     """Return a process with this kernel and objective, in low-rank form if that is exact."""
     if not is_dense(kernel, objective):
-        return Process(noise, lr, kernel=kernel)
+        return LowRankProcess(noise, lr, kernel=kernel)
     return DenseProcess(noise, lr, kernel=kernel, length=length, objective=objective)
 
 
 def adam(
-    start: Parameters, gradient: Callable[[Parameters], Parameters], lr: float, steps: int
-) -> Parameters:
+    start: KernelParameters,
+    gradient: Callable[[KernelParameters], KernelParameters],
+    lr: float,
+    steps: int,
+) -> KernelParameters:
     """Return the parameters after `steps` steps of Adam from `start`, along `gradient`.
 
     Adam has betas 0.9 and 0.999 and eps 1e-8. It stops early if a gradient is not finite.

@@ -17,20 +17,23 @@ db_k is the update of the output layer's bias of client k. t is the round, and T
 rounds. K of the N clients are to be selected in each round.
 
 1. At first every client is selected once, in random blocks.
-2. After that, Ward's tree over the distances is cut into M clusters.
-3. Each of the K picks draws a cluster from P, and then uniformly one of its clients that is not
-   picked yet.
+2. After that, Ward's method makes a tree of the clients from their distances.
+3. The tree is cut into M clusters. Each of the K picks draws a cluster from P, and then uniformly
+   one of its clients that is not picked yet.
 
 Deviations: The first rounds of the published code go through the ids and skip the last N mod K of
 them. A client whose update did not arrive in time or was not finite is selected again now and then
 (`clients_to_try`), and otherwise only if there are too few others.
 
-The published code differs from the paper, by these switches. `source: weight` takes the row means
-of the update of the output layer's weights for db_k. `ward_on: rows` builds the tree from the rows
-of the distance matrix as points. `kept_update: first` keeps each client's first update for the
-whole run. `fallback` replaces step 3 by clustered sampling on the same tree (Algorithm 2 of Fraboni
-et al.) if the variance of the clients' H is at least `fallback_variance` (`above`, its last
-version), or smaller (`below`, close to the version before).
+The published code differs from the paper. These switches select it:
+
+- `source: weight` takes the row means of the update of the output layer's weights for db_k.
+- `ward_on: rows` builds the tree from the rows of the distance matrix as points.
+- `kept_update: first` keeps each client's first update for the whole run.
+- `fallback` replaces step 3 by clustered sampling on the same tree (Algorithm 2 of Fraboni et al.),
+  depending on the variance of the clients' H. With `above`, the code's last version, it does so if
+  the variance is at least `fallback_variance`. With `below`, close to the version before, it does
+  so if the variance is smaller.
 """
 
 from typing import Literal
@@ -97,7 +100,7 @@ class HiCS(Selector):
         self.max_clusters = self.population.cohort_size
         if self.num_clusters is not None:
             self.max_clusters = self.num_clusters
-        # updates of the output layer [N, D], 0 without one; None before the first
+        # latest (or first) updates of the output layer [N, D], 0 without one; None before any
         self.updates: Tensor | None = None
         self.products: Tensor | None = None  # their inner products [N, N]
         self.entropy = np.zeros(num_clients)  # H [N]
@@ -112,26 +115,28 @@ class HiCS(Selector):
         new = clients_to_try(available, self.seen, self.last_tried, round)
         chosen = rng.permutation(new)[:count]
         if len(known) and len(chosen) < count:
-            # 2. Clusters of the known clients
+            # 2. Tree of the known clients
             tree = ward_linkage(self._distances(known), self.ward_on)
+            # 3. Clustered sampling, or picks
             if not len(chosen) and self._falls_back(known):
                 masses = client_masses(known, self.population)
                 distributions = similarity_distributions(tree, masses, self.population.cohort_size)
                 selection = draw_one_each(distributions, known, rng)
                 self.last_tried[selection.ids] = round
                 return selection
-            # 3. Picks
-            labels = cut_tree(tree, self.max_clusters)
+            clusters = cut_tree(tree, self.max_clusters)
             gamma = self.gamma * (1 - (round - 1) / self.population.num_rounds)
             num_picks = min(count - len(chosen), len(known))
-            picks = draw_from_clusters(labels, self.entropy[known], gamma, num_picks, rng)
+            picks = draw_from_clusters(clusters, self.entropy[known], gamma, num_picks, rng)
             chosen = np.concatenate([chosen, known[picks]])
         chosen = ascending(fill_up(chosen, available, count, rng))
         self.last_tried[chosen] = round
         return Selection(chosen)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        rows = np.flatnonzero(~self.seen[cohort.ids] | (self.kept_update == "latest"))
+        rows = np.arange(len(cohort.ids))
+        if self.kept_update == "first":
+            rows = np.flatnonzero(~self.seen[cohort.ids])
         if not len(rows):
             return
         ids = cohort.ids[rows]
@@ -147,8 +152,8 @@ class HiCS(Selector):
 
     def _falls_back(self, known: Ids) -> bool:
         """Return whether clustered sampling replaces the picks."""
-        is_flat = self.entropy[known].var() < self.fallback_variance
-        return self.fallback == ("below" if is_flat else "above")
+        is_below = self.entropy[known].var() < self.fallback_variance
+        return self.fallback == ("below" if is_below else "above")
 
     def _distances(self, ids: Ids) -> Floats:
         """Return the distances [n, n] of the clients `ids`."""
@@ -160,28 +165,31 @@ class HiCS(Selector):
 
 
 def draw_from_clusters(
-    labels: Ids, entropies: Floats, gamma: float, count: int, rng: Generator
+    clusters: Ids, entropies: Floats, gamma: float, count: int, rng: Generator
 ) -> list[int]:
     """Return `count` different positions. For each a cluster is drawn, then one of its clients.
 
-    `labels` [n] are the clusters 0..M-1 of n clients, and `entropies` [n] their H.
+    `clusters` [n] are the clusters 0..M-1 of n clients, and `entropies` [n] their H.
     """
-    means = np.array([entropies[labels == c].mean() for c in range(labels.max() + 1)])
-    is_left = np.ones(len(labels), dtype=bool)
+    means = np.array([entropies[clusters == c].mean() for c in range(clusters.max() + 1)])
+    is_left = np.ones(len(clusters), dtype=bool)
     picks: list[int] = []
     for _ in range(count):
-        clusters = np.unique(labels[is_left])
-        weights = exp(gamma * (means[clusters] - means[clusters].max()))
-        cluster = rng.choice(clusters, p=weights / weights.sum())
-        picks.append(int(rng.choice(np.flatnonzero(is_left & (labels == cluster)))))
-        is_left[picks[-1]] = False
+        nonempty = np.unique(clusters[is_left])
+        weights = exp(gamma * (means[nonempty] - means[nonempty].max()))
+        cluster = rng.choice(nonempty, p=weights / weights.sum())
+        members = np.flatnonzero(is_left & (clusters == cluster))
+        pick = int(rng.choice(members))
+        picks.append(pick)
+        is_left[pick] = False
     return picks
 
 
 def output_layer(cohort: Cohort) -> list[str]:
     """Return the names of the trained tensors of the output layer.
 
-    It is taken to be the layer of the last trained tensor.
+    It is taken to be the layer of the last trained tensor. In contrast to `layer_names.layer_of`,
+    parameters without a dot in their names are one layer. A model of a single module has only such.
     """
     prefix = cohort.trained[-1].rpartition(".")[0]
     return [name for name in cohort.trained if name.rpartition(".")[0] == prefix]
@@ -193,14 +201,17 @@ def class_updates(cohort: Cohort, layer: list[str], source: str) -> Tensor:
     It is the update of the bias, or the row means of the update of the weight. Raises `FedsimError`
     if the layer has no such tensor.
     """
-    num_dims = 2 if source == "bias" else 3
+    num_dims = 2 if source == "bias" else 3  # [K, C] or [K, C, inputs of the layer]
     updates = [cohort.delta[name] for name in layer if cohort.delta[name].dim() == num_dims]
     if not updates:
         remedy = "weight" if source == "bias" else "bias"
         raise FedsimError(
             f"selector.source={source}: the model's output layer has no {source}; set {remedy}"
         )
-    return updates[-1] if source == "bias" else mean_row(updates[-1].movedim(2, 0))
+    if source == "bias":
+        return updates[-1]
+    by_input = updates[-1].movedim(2, 0)  # [inputs, K, C]
+    return mean_row(by_input)
 
 
 def entropy(shares: Floats) -> float:

@@ -21,12 +21,16 @@ In each round:
 4. Of the eligible clients, the server selects the K least similar ones.
 5. The selected clients enter the queue.
 
-What the paper leaves open is a parameter: The formula of the similarity has five readings
-(`similarity.similarities`). The length of the queue is a number of clients or of rounds. If fewer
-than K clients are eligible, the clients that have been in the queue longest are released. The
-gradient is taken at the current model w (as in the paper's derivation), or it is w - w_k after
-local training to the model w_k. In the latter case the selected clients do not train again. Ties
-are broken at random.
+What the paper leaves open is a parameter:
+
+- The formula of the similarity has five readings (`similarity.similarities`).
+- The length of the queue is a number of clients or of rounds.
+- If fewer than K clients are eligible, the clients that have been in the queue longest are
+  released, or random ones, or fewer than K clients are selected.
+- The gradient is taken at the current model w (as in the paper's derivation), or it is w - w_k
+  after local training to the model w_k. In the latter case the selected clients do not train again.
+
+Ties are broken at random.
 
 `age_weight` > 0 is COSAGE. The age of a client is the number of rounds since its last selection.
 The similarity of two clients is lowered by `age_weight` times their mean age.
@@ -76,7 +80,7 @@ class PNCS(Selector):
     state = ("queue", "last_selected")
 
     p: Positive  # power of the norm
-    similarity: PowerSimilarity  # reading of Eq. 9 and 10
+    similarity: PowerSimilarity  # reading of Eq. 9 and 10: the kind of `similarities`
     grad: Literal["full", "batch", "local_update"]  # gradient that clients report
     sketch: Compressor  # how clients compress it
     layers: list[str] | Literal["each"] | None  # prefixes of names; each: one by one; None: all
@@ -90,47 +94,57 @@ class PNCS(Selector):
     age_weight: NonNegative  # advantage for each round since the last selection
 
     def problems(self) -> Problems:
-        p, kind = self.p, self.similarity
-        is_even = kind != "even_power" or p % 2 == 0
-        yield rule(is_even, "p", p, "must be even for similarity=even_power")
-        low, high = NORM_ORDERS
-        text = f"must lie in [{low:g}, {high:g}] for similarity={kind}: norms overflow beyond"
-        remedy = "similarity=signed_power takes any p > 0"
-        yield rule(kind in WITHOUT_NORMS or low <= p <= high, "p", p, text, remedy)
+        yield from self._order_problems()
         text = "must be null or name at least one layer"
         yield rule(self.layers != [], "layers", self.layers, text)
+        # A sketch is one vector for all layers.
+        fits_sketch = isinstance(self.sketch, Identity) or not self.separate
         text = "must be concat if clients send a sketch of several layers"
         remedy = "selector.layer_agg=concat, or selector/sketch=identity"
-        fits_sketch = isinstance(self.sketch, Identity) or not self.separate
         yield rule(fits_sketch, "layer_agg", self.layer_agg, text, remedy)
+        has_lengths = self.similarity != "polar" or not isinstance(self.sketch, Int8)
         text = "depends on the lengths of vectors, which selector/sketch=int8 does not send"
         remedy = "selector/sketch=identity, or another similarity"
-        has_lengths = kind != "polar" or not isinstance(self.sketch, Int8)
-        yield rule(has_lengths, "similarity", kind, text, remedy)
+        yield rule(has_lengths, "similarity", self.similarity, text, remedy)
         # products in float32, as for many clients, similarities, and what a search keeps of them
-        pair_bytes = 16 if kind in WITHOUT_NORMS else 32
-        yield pairs_problem(self.population, pair_bytes + 16 * self.separate)
+        pair_bytes = 16 if self.similarity in WITHOUT_NORMS else 32
+        if self.separate:
+            pair_bytes += 16  # similarities summed over layers
+        yield pairs_problem(self.population, pair_bytes)
         yield subsets_problem(self.population, self.search)
+
+    def _order_problems(self) -> Problems:
+        """Yield the problems of p for this kind of similarity."""
+        kind = self.similarity
+        is_allowed = kind != "even_power" or self.p % 2 == 0
+        yield rule(is_allowed, "p", self.p, "must be even for similarity=even_power")
+        low, high = NORM_ORDERS
+        is_in_range = kind in WITHOUT_NORMS or low <= self.p <= high
+        text = f"must lie in [{low:g}, {high:g}] for similarity={kind}: norms overflow beyond"
+        yield rule(is_in_range, "p", self.p, text, "similarity=signed_power takes any p > 0")
 
     def __post_init__(self) -> None:
         self.adaptive = self.on_shortage == "shrink"
-        of_update = frozenset({Signal.TRAINING, Signal.UPDATES})
-        self.needs = of_update if self.grad == "local_update" else frozenset({Signal.GRADIENTS})
-        # a batch of clients for each round, in order of selection, the oldest round first
+        self.needs = frozenset({Signal.GRADIENTS})
+        if self.grad == "local_update":
+            self.needs = frozenset({Signal.TRAINING, Signal.UPDATES})
+        # The clients in the queue: a list for each round, the oldest round first. In a queue of
+        # rounds a list may be empty, in a queue of clients none is.
         self.queue: list[list[int]] = []
         # the round of each client's last selection [N], 0: never
         self.last_selected = np.zeros(self.population.num_clients, np.int64)
 
     @property
     def prefixes(self) -> list[str] | None:
-        """Prefixes of the names of the parameters that are compared; None: all parameters."""
+        """Prefixes of the names of the parameters that clients report; None: all parameters."""
         return None if isinstance(self.layers, str) else self.layers
 
     @property
     def separate(self) -> bool:
-        """True if layers are compared one by one."""
-        has_several = self.layers is not None and (self.layers == "each" or len(self.layers) > 1)
-        return has_several and self.layer_agg != "concat"
+        """True if there are several layers, and each has similarities of its own."""
+        if self.layers is None or self.layer_agg == "concat":
+            return False
+        return self.layers == "each" or len(self.layers) > 1
 
     def unfit_for(self, trained: Sequence[str]) -> Problem | None:
         return missing_layers("layers", self.prefixes, trained)
@@ -139,10 +153,12 @@ class PNCS(Selector):
         available = clients.available
         # 1 and 2. Gradients and their similarities
         similarity = self._similarities(clients)
-        # 3. Queue. Rounds without available clients count, too.
+        # 3. Queue
         if self.queue_unit == "rounds":
-            num_rounds_without_selection = round - 1 - int(self.last_selected.max())
-            self._keep_latest(self.queue + [[]] * num_rounds_without_selection)
+            # Rounds without available clients count, too.
+            num_missed = round - 1 - int(self.last_selected.max())
+            missed: list[list[int]] = [[] for _ in range(num_missed)]
+            self._keep_latest(self.queue + missed)
         eligible = self.eligible(available, self.cohort_size(clients), rng)
         if len(eligible) < len(available):
             rows = np.searchsorted(available, eligible)
@@ -165,28 +181,29 @@ class PNCS(Selector):
         If fewer than `count` clients are outside the queue, `on_shortage` decides which queued
         clients are added.
         """
-        queued = [client for batch in self.queue for client in batch]
+        queued = [client for of_round in self.queue for client in of_round]
         if self.queue_unit == "clients":
             queued = queued[max(len(queued) - self.queue_length, 0) :]
         if self.on_shortage == "random":
             queued = rng.permutation(queued).astype(np.int64).tolist()
-        return not_queued(available, queued, 1 if self.on_shortage == "shrink" else count)
+        min_count = 1 if self.on_shortage == "shrink" else count
+        return not_queued(available, queued, min_count)
 
     def _enqueue(self, chosen: list[int]) -> None:
         """Move the clients `chosen` to the end of the queue."""
-        batches = []
-        for batch in self.queue:
-            batches.append([client for client in batch if client not in chosen])
-        if self.queue_unit == "clients":  # an empty batch stands for a round, but for no client
-            batches = [batch for batch in batches if batch]
-        self._keep_latest([*batches, chosen])
+        earlier = []
+        for of_round in self.queue:
+            staying = [client for client in of_round if client not in chosen]
+            if staying or self.queue_unit == "rounds":
+                earlier.append(staying)
+        self._keep_latest([*earlier, chosen])
 
-    def _keep_latest(self, batches: list[list[int]]) -> None:
-        """Set the queue to the latest `batches`, as many as may still matter."""
-        limit = self.queue_length
+    def _keep_latest(self, queue: list[list[int]]) -> None:
+        """Set the queue to the latest lists of `queue`, as many as may still matter."""
+        num_kept = self.queue_length
         if self.queue_unit == "rounds" and self.queue_bound == "ge":
-            limit -= 1
-        self.queue = batches[-limit:] if limit > 0 else []
+            num_kept -= 1
+        self.queue = queue[-num_kept:] if num_kept > 0 else []
 
     def _similarities(self, clients: Clients) -> Floats:
         """Return the similarities [n, n] of the available clients."""
@@ -196,15 +213,15 @@ class PNCS(Selector):
         total = np.zeros(())
         total_weight = 0
         for names in self._layers(clients):
-            layer = [matrices[name] for name in names]
-            num_parameters = sum(matrix.shape[1] for matrix in layer)
+            tensors = [matrices[name] for name in names]
+            num_parameters = sum(matrix.shape[1] for matrix in tensors)
             weight = num_parameters if self.layer_agg == "params" else 1
-            total = total + weight * similarities(layer, self.p, self.similarity)
+            total = total + weight * similarities(tensors, self.p, self.similarity)
             total_weight += weight
         return total / total_weight
 
     def _layers(self, clients: Clients) -> list[list[str]]:
-        """Return the names of the tensors of each layer that is compared."""
+        """Return the names of the tensors of each layer with similarities of its own."""
         if self.prefixes is not None:
             return [clients.layer_names([prefix]) for prefix in self.prefixes]
         layers: dict[str, list[str]] = {}
@@ -215,8 +232,8 @@ class PNCS(Selector):
     def _reported_matrices(self, clients: Clients) -> dict[str, Tensor]:
         """Return the reports of the n available clients: a matrix [n, d] for each tensor, by name.
 
-        If layers are compared together, gradients are one matrix for all tensors, with the name "".
-        So are sketches.
+        Gradients that need not be told apart by tensor (not `separate`) are one matrix, whose name
+        is "". So are sketches.
         """
         available = clients.available
         if self.grad == "local_update":

@@ -18,13 +18,18 @@ of their label distributions, and clusters and clients with higher local loss ar
    other clients follow by their losses.
 
 Not confirmed by the authors: Hellinger's distance and the ranking by mean losses follow summaries
-by others. The algorithm that clusters, J, z and step 4 are fedsim's decisions, and so is the age of
-the losses. J is half the number of clusters by default, rounded up. OPTICS is what HACCS uses
-(Wolfrath et al. 2022).
+by others. These points are fedsim's decisions:
+
+- OPTICS is the algorithm that clusters. HACCS uses it (Wolfrath et al. 2022).
+- J is half the number of clusters by default, rounded up.
+- Each cluster gives z clients, and step 4 says what follows after J clusters.
+- The losses are those of the current model, not of the clients' latest participation.
 
 OPTICS finds many clusters of one client. It was run on 100 clients of 100 to 899 samples in 10
-classes, whose label shares follow a Dirichlet law. In 18 draws each, it finds 43 to 64 clusters
-with the concentration 0.1, and 62 to 80 with 1. Of these, 14 to 42 and 39 to 68 have one client.
+classes, whose label shares follow a Dirichlet law, 18 times for each concentration:
+
+- With the concentration 0.1 it finds 43 to 64 clusters, of which 14 to 42 have one client.
+- With the concentration 1 it finds 62 to 80 clusters, of which 39 to 68 have one client.
 
 A client joins the clusters in the first round in which it is available, and all clients are then
 clustered anew. Losses that are not finite rank last, and do not enter the means. Ties are broken at
@@ -67,7 +72,7 @@ class FedLECC(Selector):
 
         num_clients = self.population.num_clients
         self.counts = np.empty((num_clients, 0), np.int64)  # label counts [N, C]
-        self.labels = np.full(num_clients, -1)  # clusters of the clients [N], -1: not reported yet
+        self.labels = np.full(num_clients, -1)  # each client's cluster [N], -1: not reported yet
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
@@ -83,32 +88,36 @@ class FedLECC(Selector):
         # 2 to 4. Losses and picks
         losses = without_infinity(clients.losses(available))
         count = self.cohort_size(clients)
-        picks = pick_by_loss(self.labels[available], losses, self.num_clusters, count, rng)
+        clusters = self.labels[available]
+        picks = pick_by_loss(clusters, losses, self.num_clusters, count, rng)
         return Selection(ascending(available[picks]))
 
 
 def pick_by_loss(
-    labels: Ints, losses: Floats, num_clusters: int | None, count: int, rng: Generator
+    clusters: Ints, losses: Floats, num_preferred: int | None, count: int, rng: Generator
 ) -> Positions:
-    """Return the positions of `count` of n clients, by the losses of their clusters and their own.
+    """Return the positions of `count` of n clients, picked by steps 2 to 4.
 
-    `labels` [n] are their clusters, `losses` [n] finite or nan. `num_clusters` is J, and None half
-    the number of clusters, rounded up. A J above the number of clusters counts as that number.
+    `clusters` [n] are the clients' clusters, and `losses` [n] are finite or nan. `num_preferred` is
+    J. None stands for half the number of clusters, rounded up. A J above the number of clusters
+    counts as that number.
     """
-    clusters = np.unique(labels)
-    means = np.full(len(clusters), np.nan)
-    for row, cluster in enumerate(clusters):
-        is_counted = (labels == cluster) & np.isfinite(losses)
+    # 2. Clusters and clients in the order of their losses
+    distinct = np.unique(clusters)
+    means = np.full(len(distinct), np.nan)
+    for row, cluster in enumerate(distinct):
+        is_counted = (clusters == cluster) & np.isfinite(losses)
         if is_counted.any():
             means[row] = losses[is_counted].mean()
-    num_first = -(-len(clusters) // 2)
-    if num_clusters is not None:
-        num_first = min(num_clusters, len(clusters))
-    num_each = -(-count // num_first)  # z
-    by_loss = highest(losses, len(losses), rng)
+    clients_by_loss = highest(losses, len(losses), rng)
+    clusters_by_loss = distinct[highest(means, len(means), rng)]
+    # 3 and 4. Each cluster gives z clients. The first J suffice if all have z: J z >= K.
+    if num_preferred is None:
+        num_preferred = -(-len(distinct) // 2)  # rounded up
+    num_each = -(-count // min(num_preferred, len(distinct)))  # z, rounded up
     picks = np.empty(0, np.int64)
-    for cluster in clusters[highest(means, len(means), rng)]:
-        members = by_loss[labels[by_loss] == cluster]
+    for cluster in clusters_by_loss:
+        members = clients_by_loss[clusters[clients_by_loss] == cluster]
         picks = np.concatenate([picks, members[:num_each]])
-    others = by_loss[~np.isin(by_loss, picks)]
+    others = clients_by_loss[~np.isin(clients_by_loss, picks)]
     return np.concatenate([picks, others])[:count]

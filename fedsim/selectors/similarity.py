@@ -2,7 +2,8 @@
 
 The vectors, such as the gradients of N clients, are a list of matrices [N, d_l], one for each
 parameter tensor l. The matrices are neither concatenated nor copied: products are summed over
-chunks of columns that fit into the cache.
+chunks of columns that fit into the cache. Each chunk is wrapped in `Factors`, whose products are
+the same on every CPU (core/factors.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,8 @@ BLOCK_ENTRIES = 2**20
 MIN_COLUMNS = 1024
 """Minimum number of columns of a chunk, for the speed of products."""
 MAX_COLUMNS = 2**13
-"""Maximum number of columns of a chunk on a CPU, where more would leave factors below 40 bits."""
+"""Maximum number of columns of a chunk on a CPU. `Factors` of more columns would keep fewer than 40
+bits of each entry."""
 
 
 def inner_products(
@@ -55,9 +57,10 @@ def inner_products(
         right_factors = left_factors if right is None else Factors(right(chunk))
         for start in starts:
             rows = slice(start, start + block_rows)
-            first = start if symmetric else 0
-            left_factors[rows].add_products(products[rows, first:], right_factors[first:])
-    if symmetric:  # the lower triangle from the upper one
+            first_column = start if symmetric else 0
+            block = products[rows, first_column:]
+            left_factors[rows].add_products(block, right_factors[first_column:])
+    if symmetric:  # copy the upper triangle to the lower one
         for start in starts:
             stop = start + block_rows
             products[stop:, start:stop] = products[start:stop, stop:].T
@@ -108,15 +111,17 @@ def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
     Entries that are not finite become 0.
     """
     dtype = _product_dtype(matrices)
-    columns = max(BLOCK_ENTRIES // len(matrices[0]), MIN_COLUMNS)
-    if has_order(matrices[0]):
-        columns = min(columns, MAX_COLUMNS)
+    num_columns = max(BLOCK_ENTRIES // len(matrices[0]), MIN_COLUMNS)
+    if has_order(matrices[0]):  # real numbers on a CPU: `Factors` round the entries
+        num_columns = min(num_columns, MAX_COLUMNS)
     for matrix in matrices:
-        for part in matrix.split(columns, dim=1):
+        for part in matrix.split(num_columns, dim=1):
             chunk = part.to(dtype)
-            # On a GPU this is not checked, because the program would have to wait for the answer.
-            is_finite = not chunk.is_cuda and bool(torch.isfinite(chunk.sum()))
-            yield chunk if is_finite else torch.nan_to_num(chunk, nan=0.0, posinf=0.0, neginf=0.0)
+            # On a GPU nothing is checked, because the program would have to wait for the answer.
+            is_known_to_be_finite = not chunk.is_cuda and bool(torch.isfinite(chunk.sum()))
+            if not is_known_to_be_finite:
+                chunk = torch.nan_to_num(chunk, nan=0.0, posinf=0.0, neginf=0.0)
+            yield chunk
 
 
 def euclidean_distances(products: Tensor) -> Floats:
@@ -166,25 +171,27 @@ def similarities(
     - `semi`: sum sgn(x) |x|^(p-1) y / (|x|_p^(p-1) |y|_p), averaged over both orders.
     """
     scale = _max_magnitudes(matrices)
-    if similarity == "even_power" and p % 4 == 0:  # an even power p / 2 has no sign
+    if similarity == "even_power" and p % 4 == 0:  # p / 2 is even: x^(p/2) has no sign
         return _cosines(inner_products(matrices, lambda x: signed_power(x / scale, p / 2).abs()))
-    if similarity in ("signed_power", "even_power"):
+    if similarity in ("signed_power", "even_power"):  # an odd power p / 2 keeps the sign of x
         products = inner_products(matrices, lambda x: signed_power(x / scale, p / 2))
         return _cosines(products).clip(-1, 1)
-    if similarity == "polar":  # depends on relative lengths, so that all vectors share one scale
-        scale = scale.max().expand_as(scale)
+    if similarity == "polar":
+        # It depends on relative lengths, so that all vectors need the same scale.
+        largest = scale.max().expand_as(scale)
+        norms = _norms(matrices, largest, p)
+        return _divide(_polarisation(matrices, largest, p), 4 * np.outer(norms, norms))
     norms = _norms(matrices, scale, p)
     if similarity == "dot_over_norms":
         products = inner_products(matrices, lambda x: x / scale)
         return _divide(products, np.outer(norms, norms))
-    if similarity == "semi":
-        products = inner_products(
-            matrices, lambda x: signed_power(x / scale, p - 1), lambda x: x / scale
-        )
-        raised_norms = np.where(norms > 0, power(np.where(norms > 0, norms, 1.0), p - 1), 0.0)
-        one_way = _divide(products, np.outer(raised_norms, norms))
-        return (one_way + one_way.T) / 2
-    return _divide(_polarisation(matrices, scale, p), 4 * np.outer(norms, norms))
+    products = inner_products(
+        matrices, lambda x: signed_power(x / scale, p - 1), lambda x: x / scale
+    )
+    positive_norms = np.where(norms > 0, norms, 1.0)
+    raised_norms = np.where(norms > 0, power(positive_norms, p - 1), 0.0)
+    one_way = _divide(products, np.outer(raised_norms, norms))
+    return (one_way + one_way.T) / 2
 
 
 def signed_power(x: Tensor, exponent: float) -> Tensor:

@@ -39,6 +39,9 @@ from fedsim.selectors.base import (
     parameters,
 )
 
+TOLERANCE = 1e-12
+"""Rounding tolerance of comparisons: absolute for ratios of scores, relative for probabilities."""
+
 
 @parameters
 class OptimalSampling(Selector):
@@ -50,17 +53,16 @@ class OptimalSampling(Selector):
     iterations: Count  # maximum number of exchanges of `aggregated`
 
     def __post_init__(self) -> None:
-        sums = frozenset({Signal.TRAINING})
-        self.needs = sums if self.probabilities == "aggregated" else sums | {Signal.UPDATES}
+        self.needs = frozenset({Signal.TRAINING})
+        if self.probabilities == "exact":  # needs each client's length, and not only sums of them
+            self.needs |= {Signal.UPDATES}
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
         sizes = self.population.sizes[available]
         shares = sizes / sizes.sum()  # p_k
-        scores = shares * clients.update_norms(
-            available, only_sum=self.probabilities == "aggregated"
-        )  # u_k
-        scores = np.nan_to_num(scores, nan=0, posinf=0)
+        norms = clients.update_norms(available, only_sum=self.probabilities == "aggregated")
+        scores = np.nan_to_num(shares * norms, nan=0, posinf=0)  # u_k
         count = self.cohort_size(clients)
         if self.probabilities == "exact":
             probabilities = exact_probabilities(scores, count)
@@ -75,42 +77,44 @@ class OptimalSampling(Selector):
 def exact_probabilities(scores: Floats, count: int) -> Floats:
     """Return the probabilities P [N] with sum `count` that minimise sum_k u_k^2 / P_k (Eq. 7).
 
-    `scores` [N] are the u_k.
+    `scores` [N] are the u_k, and `count` is K.
     """
     positive = scores > 0
     if positive.sum() <= count:
-        return _certain_uploads(positive, count)
+        return _few_positive(positive, count)
     u = np.sort(scores[positive])
-    num_below_one = np.arange(1, len(u) + 1)  # l
-    remaining = count + num_below_one - len(u)  # expected uploads of the l smallest
-    ratios = np.cumsum(u) / u  # sum of the l smallest scores divided by the l-th
-    # the largest l for which the l-th probability, remaining / ratio, is at most 1
-    last = np.flatnonzero((remaining > 0) & (remaining <= ratios + 1e-12))[-1]
-    # rounding may have excluded some of several equal scores
-    last = np.searchsorted(u, u[last], side="right") - 1
-    below_one = scores <= u[last]
+    # Position i of these arrays belongs to l = i + 1.
+    num_smallest = np.arange(1, len(u) + 1)  # l
+    budgets = count + num_smallest - len(u)  # K + l - N, the expected uploads of the l smallest
+    ratios = np.cumsum(u) / u  # (sum of the l smallest u) / (the l-th u)
+    # The largest of the l probabilities is budget / ratio.
+    is_below_one = (budgets > 0) & (budgets <= ratios + TOLERANCE)
+    largest = u[np.flatnonzero(is_below_one)[-1]]  # the l-th u for the largest such l
+    # Rounding may have excluded some of several equal scores, so count anew.
+    num_small = np.searchsorted(u, largest, side="right")
+    is_small = scores <= largest
     probabilities = np.ones(len(scores))
-    probabilities[below_one] = _proportional(scores[below_one], remaining[last])
+    probabilities[is_small] = _proportional(scores[is_small], budgets[num_small - 1])
     return np.minimum(probabilities, 1.0)
 
 
 def aggregated_probabilities(scores: Floats, count: int, iterations: int) -> tuple[Floats, int]:
     """Return the probabilities [N] of Algorithm 2 and the number of exchanges that it takes.
 
-    `scores` [N] are the u_k. In an exchange each client sends two numbers. There are at most
-    `iterations` exchanges.
+    `scores` [N] are the u_k, and `count` is K. In an exchange each client sends two numbers. There
+    are at most `iterations` exchanges.
     """
     positive = scores > 0
     if positive.sum() <= count:
-        return _certain_uploads(positive, count), 0
+        return _few_positive(positive, count), 0
     probabilities = _proportional(scores, count)
-    for exchange in range(1, iterations + 1):
+    for num_exchanges in range(1, iterations + 1):
         below_one = positive & (probabilities < 1)
-        remaining = count - (positive & ~below_one).sum()
-        is_done = remaining <= probabilities[below_one].sum() * (1 + 1e-12)
-        if is_done or not below_one.any():
-            return probabilities, exchange
-        probabilities[below_one] = _proportional(scores[below_one], remaining)
+        budget = count - (positive & ~below_one).sum()  # expected uploads of those below one
+        is_spent = budget <= probabilities[below_one].sum() * (1 + TOLERANCE)
+        if is_spent or not below_one.any():
+            return probabilities, num_exchanges
+        probabilities[below_one] = _proportional(scores[below_one], budget)
     return probabilities, iterations
 
 
@@ -120,10 +124,11 @@ def _proportional(scores: Floats, total: float) -> Floats:
     return np.minimum(total * shares, 1.0)
 
 
-def _certain_uploads(positive: Bools, count: int) -> Floats:
-    """Return the probabilities [N] if at most `count` scores are `positive`: 1 for these clients.
+def _few_positive(positive: Bools, count: int) -> Floats:
+    """Return the probabilities [N] if at most `count` scores are `positive` [N].
 
-    The others share what remains equally.
+    They are 1 for the clients with positive scores. The other clients share what remains of `count`
+    equally.
     """
     num_positive = int(positive.sum())
     num_others = len(positive) - num_positive

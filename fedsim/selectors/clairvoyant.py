@@ -16,9 +16,9 @@ split. So it shows what the best choice for the next round gives.
 With `horizon` h > 1 all cohorts must be candidates (step 1). Each sequence of h cohorts is then
 tried in virtual rounds, fewer than h at the run's end. In a virtual round all clients train from
 the previous cohort's average, with this round's batches, learning rate and availability. The first
-cohort of the sequence with the lowest mean loss is selected. The mean over the sequence counts,
-because the plan is made anew in each round: by the last loss alone, each round would only prepare
-for a next one.
+cohort of the sequence with the lowest sum of losses is selected. The sum counts and not the last
+loss, because the plan is made anew in each round. By the last loss alone, each round would only
+prepare for a next one.
 
 The selector is no upper bound. The best choice of each round is not the best over many rounds: with
 one client per round it may end far below random selection (docs/benchmark.md). Validation loss is
@@ -60,9 +60,10 @@ from fedsim.selectors.base import (
 )
 from fedsim.selectors.shapley import average_model
 
+Average = Literal["uniform", "by_size"]
 Rows = frozenset[int]
 """A cohort: positions of clients among the clients with finite updates."""
-Loss = Callable[[Rows, float], float]
+LossOf = Callable[[Rows, float], float]
 """A function of a cohort and a share. It returns the validation loss of the model that lies this
 share of the way from the global model to the average of the cohort's models."""
 
@@ -73,7 +74,7 @@ class Clairvoyant(Selector):
 
     needs = frozenset({Signal.VALIDATION, Signal.UPDATES})
 
-    average: Literal["uniform", "by_size"]  # how the models of a cohort are averaged
+    average: Average  # how the models of a cohort are averaged
     max_cohorts: Annotated[int, Ge(1), Le(100_000)]  # number of cohorts up to which all are tried
     cohorts: Annotated[int, Ge(1), Le(100_000)]  # number of random cohorts otherwise
     candidates: Annotated[int, Ge(1), Le(100_000)]  # clients tried for each place of the grown one
@@ -96,10 +97,12 @@ class Clairvoyant(Selector):
         passes = self.cohorts + k * self.candidates + self.swaps
         trainings = n
         if self._tries_all(n, k):
+            # A virtual round follows each sequence of fewer than `horizon` cohorts, the empty one
+            # included. A pass validates each cohort of each round.
             num_cohorts = math.comb(n, k)
-            sequences = [num_cohorts**length for length in range(self.horizon + 1)]
-            passes = sum(sequences[1:])
-            trainings = n * sum(sequences[:-1])
+            num_rounds = sum(num_cohorts**length for length in range(self.horizon))
+            passes = num_rounds * num_cohorts
+            trainings = num_rounds * n
         return (
             f"a yardstick and no method: each round takes up to {trainings:,} trainings by {n} "
             f"clients, who all upload, and {passes:,} validation passes; the best cohort of each "
@@ -115,10 +118,10 @@ class Clairvoyant(Selector):
             return Selection(ascending(np.concatenate([cohort.ids, others])[:count]))
         if self._tries_all(num, count):
             horizon = min(self.horizon, self.population.num_rounds - round + 1)
-            cohorts, losses = self._all_cohorts(clients, cohort, horizon)
-            best = cohorts[_argmin(losses, rng)]
+            cohorts, sums = self._all_cohorts(clients, cohort, horizon)
+            best = cohorts[_argmin(sums, rng)]
         else:
-            best = self._search(self._loss_on(clients, cohort), num, count, rng)
+            best = self._search(self._loss_of(clients, cohort), num, count, rng)
         return Selection(ascending(cohort.ids[sorted(best)]))
 
     def _tries_all(self, num: int, count: int) -> bool:
@@ -131,89 +134,95 @@ class Clairvoyant(Selector):
     def _all_cohorts(
         self, clients: Clients, cohort: Cohort, horizon: int
     ) -> tuple[list[Rows], Floats]:
-        """Return all cohorts and a loss for each [number of cohorts].
+        """Return all cohorts, and for each the lowest sum of losses that it allows.
 
-        It is the lowest sum of losses over `horizon` rounds, the first of which selects the cohort.
+        The sum is over `horizon` rounds. The first of these selects the cohort, and the later ones
+        select the best cohorts that follow. `cohort` has the updates of all available clients.
         """
         num = len(cohort.ids)
         count = min(self.cohort_size(clients), num)
         cohorts = [frozenset(rows) for rows in itertools.combinations(range(num), count)]
-        loss = self._loss_on(clients, cohort)
-        losses = np.array([loss(rows, 1.0) for rows in cohorts])
+        loss_of = self._loss_of(clients, cohort)
+        sums = np.array([loss_of(rows, 1.0) for rows in cohorts])
         if horizon > 1:
-            average = averages(cohort, self.average == "by_size")
+            model_of = average_models(cohort, self.average)
             for number, rows in enumerate(cohorts):
-                later = clients.broadcast(average(rows, 1.0))
-                losses[number] += self._lowest_sum(later, horizon - 1)
-        return cohorts, losses
+                next_clients = clients.broadcast(model_of(rows, 1.0))
+                sums[number] += self._lowest_sum(next_clients, horizon - 1)
+        return cohorts, sums
 
     def _lowest_sum(self, clients: Clients, horizon: int) -> float:
-        """Return the lowest sum of losses over `horizon` virtual rounds, infinity if no update is
-        finite."""
+        """Return the lowest sum of losses over `horizon` virtual rounds.
+
+        They start from the model of `clients`. The sum is infinite if no update is finite.
+        """
         try:
             cohort, _, _ = drop_nonfinite(clients.collect(clients.available), None)
         except DivergedError:
             return math.inf
-        _, losses = self._all_cohorts(clients, cohort, horizon)
-        return float(losses.min())
+        _, sums = self._all_cohorts(clients, cohort, horizon)
+        return float(sums.min())
 
-    def _search(self, loss: Loss, num: int, count: int, rng: Generator) -> Rows:
+    def _search(self, loss_of: LossOf, num: int, count: int, rng: Generator) -> Rows:
         """Return the best cohort of steps 2 and 3."""
         cohorts = [
             frozenset(rng.choice(num, count, replace=False).tolist()) for _ in range(self.cohorts)
         ]
-        cohorts.append(self._grow(loss, num, count, rng))
-        best = _best(loss, cohorts, 1.0, rng)
+        cohorts.append(self._grow(loss_of, num, count, rng))
+        best = _best(loss_of, cohorts, 1.0, rng)
         for _ in range(self.swaps):
             leaving = int(rng.choice(sorted(best)))
             entering = int(rng.choice(_others(num, best)))
             swapped = best - {leaving} | {entering}
-            if loss(swapped, 1.0) < loss(best, 1.0):
+            if loss_of(swapped, 1.0) < loss_of(best, 1.0):
                 best = swapped
         return best
 
-    def _grow(self, loss: Loss, num: int, count: int, rng: Generator) -> Rows:
+    def _grow(self, loss_of: LossOf, num: int, count: int, rng: Generator) -> Rows:
         """Return a cohort of `count` clients, grown client by client (step 2)."""
         cohort: Rows = frozenset()
         for size in range(1, count + 1):
             candidates = rng.permutation(_others(num, cohort))[: self.candidates].tolist()
             grown = [cohort | {client} for client in candidates]
-            cohort = _best(loss, grown, size / count, rng)
+            cohort = _best(loss_of, grown, size / count, rng)
         return cohort
 
-    def _loss_on(self, clients: Clients, cohort: Cohort) -> Loss:
-        """Return the function `Loss` for the updates of `cohort`. It evaluates each model once.
+    def _loss_of(self, clients: Clients, cohort: Cohort) -> LossOf:
+        """Return the function `LossOf` for the updates of `cohort`. It evaluates each model once.
 
         A loss of nan becomes infinity.
         """
-        average = averages(cohort, self.average == "by_size")
+        model_of = average_models(cohort, self.average)
 
         @cache
-        def loss(rows: Rows, share: float) -> float:
-            value = clients.validate(average(rows, share)).loss
-            return math.inf if math.isnan(value) else value
+        def loss_of(rows: Rows, share: float) -> float:
+            loss = clients.validate(model_of(rows, share)).loss
+            return math.inf if math.isnan(loss) else loss
 
-        return loss
+        return loss_of
 
 
-def averages(cohort: Cohort, by_size: bool) -> Callable[[Rows, float], Params]:
+def average_models(cohort: Cohort, average: Average) -> Callable[[Rows, float], Params]:
     """Return a function of a cohort's rows and a share. It makes the model that lies this share of
     the way from the global model to the average of the rows' models."""
     # All tensors are joined to one, so that an average takes one sum instead of many.
     start = torch.cat([value.flatten() for value in cohort.start.values()])
     flat = replace(cohort, start={"all": start}, delta={"all": flat_rows(cohort.delta)})
+    by_size = average == "by_size"
 
-    def average(rows: Rows, share: float) -> Params:
-        members = flat.rows(np.array(sorted(rows)))  # so that only these are summed
-        model = average_model(members, frozenset(range(len(rows))), by_size, share)
+    def model_of(rows: Rows, share: float) -> Params:
+        # `average_model` sums over all rows that it gets, so it gets those of the members only.
+        members = flat.rows(np.array(sorted(rows)))
+        everybody = frozenset(range(len(rows)))
+        model = average_model(members, everybody, by_size, share)
         return split_flat(model["all"], cohort.start)
 
-    return average
+    return model_of
 
 
-def _best(loss: Loss, cohorts: Sequence[Rows], share: float, rng: Generator) -> Rows:
+def _best(loss_of: LossOf, cohorts: Sequence[Rows], share: float, rng: Generator) -> Rows:
     """Return the cohort of lowest loss at `share` of the way to its average, ties at random."""
-    losses = np.array([loss(rows, share) for rows in cohorts])
+    losses = np.array([loss_of(rows, share) for rows in cohorts])
     return cohorts[_argmin(losses, rng)]
 
 

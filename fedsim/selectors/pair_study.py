@@ -8,6 +8,7 @@ the N available clients, features of their gradients and the accuracy after a st
 import itertools
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ from fedsim.selectors.pncs import stack_vectors
 SPARSITY_THRESHOLD = 1e-3
 """Share of a vector's largest magnitude below which an entry counts as zero for `sparsity`."""
 MAX_CLIENTS = 1000
-"""Half a million pairs, each of which is in the trace of every round."""
+"""Maximum number of clients. They make half a million pairs, and the trace of every round has all
+features of each."""
 
 
 def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]]:
@@ -42,8 +44,8 @@ def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]
 
     `vectors` is [N, D]. The pairs (i, j) with i < j are ordered by i, then by j. `powers` are the p
     of the p-norms and of cos_p, the signed-power similarity of `fedsim.selectors.similarity`. A
-    feature of a single client gives two features of a pair: the sum and the absolute difference of
-    its values.
+    feature of single clients, such as a norm, becomes two features of a pair: the sum and the
+    absolute difference of the two clients' values.
     """
     first, second = np.triu_indices(len(vectors), 1)
     features: dict[str, Floats] = {}
@@ -77,9 +79,12 @@ def _tables(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
     signs = np.sign(vectors)
     largest = np.abs(vectors).max(1, keepdims=True, initial=0)
     scaled = np.abs(vectors / np.where(largest > 0, largest, 1))  # powers would underflow otherwise
-    tables = {f"cos_{p:g}": _cosine(signs * scaled ** (p / 2)) for p in powers}
+    tables = {}
+    for p in powers:
+        tables[f"cos_{p:g}"] = _cosine(signs * scaled ** (p / 2))
     for p in [*powers, np.inf]:
-        tables[f"distance_{p:g}"] = np.stack([_norm(vectors - vector, p) for vector in vectors])
+        distances = [_norm(vectors - vector, p) for vector in vectors]
+        tables[f"distance_{p:g}"] = np.stack(distances)
     tables["inner product"] = vectors @ vectors.T
     tables["covariance"] = centred @ centred.T / length
     tables["correlation"] = _cosine(centred)
@@ -104,14 +109,27 @@ def _cosine(vectors: Floats) -> Floats:
     return table
 
 
+@dataclass(frozen=True)
+class BeforeTraining:
+    """The start of a round: the global model, and the gradients of the available clients."""
+
+    params: Params
+    lr: float
+    trained: list[str]
+    """Names of the trained tensors."""
+    ids: Ids
+    gradients: Tensor
+    """The gradients [n, D] of the clients `ids` [n] by the trained tensors."""
+
+
 @parameters
 class PairStudy(Selector):
     """Selects K clients at random and records how good every pair of clients would have been.
 
     In each round all clients send their gradients. For each pair the server takes a step along the
-    pair's mean gradient, `step` learning rates long (PNCS prints no length), and validates the
-    model. The trace of a round has `pairs` and, for each pair, `features` by name (see
-    `pair_features`, whose p are `powers`), `accuracy` and `loss`. Source: PNCS, section V.
+    pair's mean gradient, and validates the model. PNCS does not say how long this step is. Here it
+    is `step` learning rates long. The trace of a round has `pairs` and, for each pair, `features`
+    by name (see `pair_features`), `accuracy` and `loss`. Source: PNCS, section V.
     """
 
     needs = frozenset({Signal.GRADIENTS, Signal.VALIDATION})
@@ -124,42 +142,42 @@ class PairStudy(Selector):
         are_positive = bool(self.powers) and all(p > 0 for p in self.powers)
         yield rule(are_positive, "powers", self.powers, "must be numbers > 0")
         num_clients = self.population.num_clients
-        limit = (
+        text = (
             f"validates a model for each pair of num_clients={num_clients} a round; "
             f"must have at most {MAX_CLIENTS} clients"
         )
         remedy = "lower num_clients: it is no method to train with"
-        yield rule(num_clients <= MAX_CLIENTS, "", ..., limit, remedy)
+        yield rule(num_clients <= MAX_CLIENTS, "", ..., text, remedy)
 
     def __post_init__(self) -> None:
-        # `select` sets this, and `observe` reads it in the same round: the global model, the
-        # learning rate, the names of the trained tensors, and the available clients with their
-        # gradients [n, D].
-        self._before: tuple[Params, float, list[str], Ids, Tensor] | None = None
+        # `select` sets this, and `observe` reads it in the same round.
+        self._before_training: BeforeTraining | None = None
         self._trace: dict[str, Any] | None = None  # of the latest observed round
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         gradients = stack_vectors(clients.gradients(ids), len(ids))
-        self._before = (clients.params, clients.lr, clients.layer_names(None), ids, gradients)
+        self._before_training = BeforeTraining(
+            clients.params, clients.lr, clients.layer_names(None), ids, gradients
+        )
         return Selection(ascending(rng.choice(ids, self.cohort_size(clients), replace=False)))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        assert self._before is not None
-        params, lr, names, ids, gradients = self._before
-        self._before = None
-        layers = {name: params[name] for name in names}
-        pairs = list(itertools.combinations(range(len(ids)), 2))
+        before = self._before_training
+        assert before is not None
+        self._before_training = None
+        layers = {name: before.params[name] for name in before.trained}
+        pairs = list(itertools.combinations(range(len(before.ids)), 2))
         evaluations = []
         for i, j in pairs:
-            mean_gradient = torch.stack([gradients[i], gradients[j]]).mean(0)
-            moved = dict(params)
+            mean_gradient = torch.stack([before.gradients[i], before.gradients[j]]).mean(0)
+            moved = dict(before.params)
             for name, gradient in split_flat(mean_gradient, layers).items():
-                moved[name] = params[name] - self.step * lr * gradient
+                moved[name] = layers[name] - self.step * before.lr * gradient
             evaluations.append(server.validate(moved))
         self._trace = {
-            "pairs": [[int(ids[i]), int(ids[j])] for i, j in pairs],
-            "features": pair_features(gradients.double().cpu().numpy(), self.powers),
+            "pairs": [[int(before.ids[i]), int(before.ids[j])] for i, j in pairs],
+            "features": pair_features(before.gradients.double().cpu().numpy(), self.powers),
             "accuracy": [evaluation.accuracy for evaluation in evaluations],
             "loss": [evaluation.loss for evaluation in evaluations],
         }

@@ -26,11 +26,14 @@ def clients_to_try(ids: Ids, known: Bools, last_tried: Ints, round: int) -> Ids:
     """
     unknown = ids[~known[ids]]
     never_selected: Ids = unknown[last_tried[unknown] == 0]
-    if len(never_selected) or not len(unknown):
+    if len(never_selected):
         return never_selected
-    longest_ago = unknown[np.argmin(last_tried[unknown])]
-    is_due = round >= 2 * last_tried[longest_ago]
-    return np.array([longest_ago]) if is_due else never_selected
+    if len(unknown):
+        longest_ago = unknown[np.argmin(last_tried[unknown])]
+        if round >= 2 * last_tried[longest_ago]:
+            return np.array([longest_ago])
+    nobody = unknown[:0]
+    return nobody
 
 
 def fill_up(chosen: Ids, candidates: Ids, count: int, rng: Generator) -> Ids:
@@ -43,10 +46,11 @@ def fill_up(chosen: Ids, candidates: Ids, count: int, rng: Generator) -> Ids:
 
 
 def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
-    """Return the `available` clients that are not in `queue`, ascending.
+    """Return the `available` clients that are not in `queue`, and at least `min_count` of them.
 
-    If they are fewer than `min_count`, the available clients at the front of the queue are added
-    until there are `min_count`. The front is the client that has been in the queue longest.
+    The queue starts with the client that has been in it longest. If fewer than `min_count` clients
+    are outside the queue, the available ones at its start are released until there are `min_count`.
+    The result is ascending.
     """
     queued = np.array(queue, dtype=np.int64)
     queued = queued[np.isin(queued, available)]

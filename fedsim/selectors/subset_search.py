@@ -85,7 +85,8 @@ def _exact_search(similarity: Floats, count: int, rng: Generator) -> Positions:
 
 def _greedy_search(similarity: Floats, count: int, swap_passes: int, rng: Generator) -> Positions:
     """Return a subset that was grown item by item and improved by swaps."""
-    # 1. The least similar pair. The diagonal, an item's similarity to itself, must not count.
+    # 1. The least similar pair. The diagonal, an item's similarity to itself, must not count. It is
+    # overwritten and then restored, which takes no copy of the matrix.
     diagonal = similarity.diagonal().copy()
     np.fill_diagonal(similarity, np.inf)
     chosen = list(divmod(_random_argmin(similarity, rng), len(similarity)))
@@ -110,11 +111,11 @@ def _best_swap(similarity: Floats, chosen: list[int]) -> bool:
 
     Returns False, without a swap, if no swap lowers the sum over the pairs of chosen items.
     """
-    sums = similarity[:, chosen].sum(1)  # of each item to all chosen ones
+    sums = similarity[:, chosen].sum(1)  # of each item's similarities to all chosen ones
     inside = np.array(chosen)
     outside = np.setdiff1d(np.arange(len(similarity)), chosen)
-    # The similarity of each chosen item to the rest of the chosen ones leaves the sum with it. That
-    # of the entering item to all chosen ones but the leaving one enters the sum.
+    # The leaving item takes its similarities to the other chosen items out of the sum. The entering
+    # item brings its similarities to all chosen items but the leaving one.
     removed = sums[inside] - similarity.diagonal()[inside]
     added = sums[outside][None, :] - similarity[np.ix_(inside, outside)]
     changes = added - removed[:, None]  # [chosen items, other items]

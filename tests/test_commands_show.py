@@ -212,3 +212,21 @@ def test_equal_numbers_are_no_range(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of 1 to 2 labels" in " ".join(capsys.readouterr().out.split())
     assert show(["partition=iid", *QUICK]) == 0
     assert re.search(r"of 10 labels$", " ".join(capsys.readouterr().out.split()).split(" who")[0])
+
+
+def test_a_run_that_ended_early_has_no_rounds_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seed 0 reaches its target in round 1 of 4."""
+    early = ["stop_at=0.0", "final_window=1"]
+    run_jobs([*QUICK, *early, "seed=0"])
+    capsys.readouterr()
+    assert show([*QUICK, *early, "seed=0"]) == 0
+    page = capsys.readouterr().out
+    assert "reached            1/4" in page
+    assert "0 to run of 4" in page
+    assert "cost" not in page
+    assert show(["-m", *QUICK, *early, "seed=0,1"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "4 to run of 8" in page
+    (folder,) = Path("outputs/default").glob("*-s0-*")
+    down = 4 * (read_summary(folder) or {})["totals"]["bytes_down"]
+    assert f"cost about {show_bytes(down)} down, " in page

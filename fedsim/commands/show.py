@@ -26,6 +26,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.text import spanned
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.results import files
+from fedsim.results.reading import FINAL
 from fedsim.running.checkpoint_file import checkpoint_content, header_of
 from fedsim.running.outcome import outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
@@ -48,7 +49,7 @@ IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "sca
 class JobStatus:
     """The state of a job, the `round` that it would resume from, and a `note` for the user.
 
-    - `done`, `diverged`: the job is not run again.
+    - `done`, `reached` (the accuracy `stop_at`), `diverged`: the job is not run again.
     - `changed`: the user's code has changed; the job is run again, and the old result is kept.
     - `running`: another process runs it.
     - `partial`: it resumes from a checkpoint.
@@ -71,6 +72,11 @@ class ShownJob:
     @property
     def num_rounds(self) -> int:
         return self.plan.settings.num_rounds
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is not run again. It may have ended before its last round."""
+        return self.status.state in FINAL
 
 
 def status_of(plan: Plan) -> JobStatus:
@@ -247,18 +253,21 @@ def _table(shown: Sequence[ShownJob], max_shown: int) -> str:
 def _totals(shown: Sequence[ShownJob]) -> str:
     """Return the number of jobs by state, the rounds to run, and their estimated cost."""
     rounds = sum(job.num_rounds for job in shown)
-    rounds_left = rounds - sum(min(job.status.round, job.num_rounds) for job in shown)
+    rounds_left = 0
+    for job in shown:
+        if not job.has_ended:
+            rounds_left += max(job.num_rounds - job.status.round, 0)
     states = Counter(job.status.state for job in shown)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     rows = [
         ("jobs", f"{len(shown)}: {counts}"),
         ("rounds", f"{rounds_left:,} to run of {rounds:,}"),
     ]
-    done = [job.plan for job in shown if job.status.state == "done"]
-    if not done:
+    ended = [job.plan for job in shown if job.has_ended]
+    if not ended:
         rows.append(("cost", "not known until one of the jobs is done"))
-    elif len(done) < len(shown):
-        summaries = [outcome_on_file(plan).summary for plan in done]
+    elif len(ended) < len(shown):
+        summaries = [outcome_on_file(plan).summary for plan in ended]
         rows.append(("cost", _cost(summaries, rounds_left)))
     return entries(rows, indent=0)
 

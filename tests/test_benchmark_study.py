@@ -7,6 +7,7 @@ are overrides, such as `num_rounds=200`. A *control* is random selection with ot
 """
 
 import json
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -425,3 +426,11 @@ def test_points_that_are_not_valid_in_a_setting_are_not_run(
     jobs = pretend("power_of_choice", outcome_of)
     assert {job.config["selector"]["num_candidates"] for job in jobs} == {None, 6}  # None: default
     assert chosen_values("power_of_choice")["words"] == ["selector.num_candidates=6"]
+
+
+def test_names_of_methods_and_settings_are_read_in_any_spelling(tiny: list[str]) -> None:
+    args = Namespace(overrides=["selector=Power-of-Choice, random", "seed=1", "cell=TINY"])
+    with search_path("own"):
+        names = study._take_names(args)
+    assert names == (["tiny"], ["power_of_choice", "random"])
+    assert args.overrides == ["seed=1"]

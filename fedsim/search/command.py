@@ -65,12 +65,15 @@ def take_settings(args: Namespace, keys: Collection[str]) -> dict[str, Any]:
     setting that is a list accepts.
     """
     values: dict[str, Any] = {}
-    for override in parse(args.overrides):
+    other_words = []
+    for word, override in zip(args.overrides, parse(args.overrides), strict=True):
         key = override.key_or_group
         if key in keys:
-            args.overrides.remove(override.input_line)
             is_sweep = override.is_sweep_override()
             values[key] = typed_in(override).split(",") if is_sweep else override.value()
+        else:
+            other_words.append(word)
+    args.overrides[:] = other_words
     return values
 
 

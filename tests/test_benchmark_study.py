@@ -228,6 +228,7 @@ def test_a_study_tunes_on_held_out_samples_and_runs_nothing_twice(
         (["cell=tiny", "device=cpu,cuda"], "device='cpu,cuda': has several values"),
         (["cell=tiny", "overwrite=true"], "delete outputs/benchmark_v1, or choose another name"),
         (["cell=tiny,tinier"], "cell='tinier'"),  # does not exist
+        (["cell=[]"], r"cell=\[\]: must name at least one"),
     ],
 )
 def test_mistakes_are_found_before_any_run(words: list[str], message: str, tiny: list[str]) -> None:

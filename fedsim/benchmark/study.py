@@ -404,7 +404,10 @@ def _take_names(args: Namespace) -> tuple[list[str], list[str]]:
     for key, example in (("cell", "v1_watch_10"), ("selector", "random,flips")):
         value = values.get(key)
         remedy = f"for example {key}={example}"
-        check(rule(value is not None, key, ..., "must be given", remedy))
+        check(
+            rule(value is not None, key, ..., "must be given", remedy),
+            rule(value != [], key, value, "must name at least one", remedy),
+        )
         names.append(value if isinstance(value, list) else [str(value)])
     settings, methods = names
     return settings, methods

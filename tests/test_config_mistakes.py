@@ -116,6 +116,7 @@ selector/threshold=linear -> has no effect: the choice of selector has no such g
 K=5 -> K: is not a known key // did you mean cohort_size?
 selector.Q=4 -> // did you mean selector.queue_length (selector=pncs)?
 selector.alpha=1 -> // it is a key of selector=fedgs|linucb; or did you mean selector.exploration.value (selector=gpfl
+~selector selector.alpha=1 -> selector.alpha: is not a known key // it is a key of selector=fedgs|linucb; or did you mean selector.exploration.value
 optimizer.eta=1 -> // did you mean optimizer.lr?
 selector=gpfl selector.alpha=x -> selector.exploration.value='x': must be a number
 selector=random selector.exploration.rho=1 -> // it is a key of selector=gpfl|gpfl_cosine

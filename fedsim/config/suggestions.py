@@ -109,6 +109,7 @@ def unknown_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> Prob
     2. The key ends like other keys, or it is a symbol of a paper: "did you mean optimizer.lr?"
     3. The key is similar to one in the same place; otherwise all keys in that place.
     """
+    last_name = key.rpartition(".")[2]
     parent, name = _first_missing(config, key)
     siblings = _names_in(config, parent, name)
     in_same_place = unknown(name, siblings, parent)
@@ -116,14 +117,13 @@ def unknown_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> Prob
     if choices := _choices_with(config, key, files):
         remedies = [f"it is a key of {choices}"]
         if key in SHORTHANDS:
-            remedies.append(f"did you mean {KEYS_OF_SYMBOLS[name]}?")
+            remedies.append(f"did you mean {KEYS_OF_SYMBOLS[last_name]}?")
         if nearest(name, siblings):
             remedies.append(in_same_place.remedy)
         return Problem(key, ..., UNKNOWN_KEY, "; or ".join(remedies))
 
     # A key that was typed with its place, such as optimizer.x, is not looked for elsewhere.
     similar_keys = [] if parent else _keys_ending_with(config, key, files)
-    last_name = key.rpartition(".")[2]
     key_of_symbol = KEYS_OF_SYMBOLS.get(last_name)
     if key_of_symbol and key_of_symbol.split()[0] not in similar_keys:
         similar_keys.append(key_of_symbol)

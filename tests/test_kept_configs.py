@@ -108,3 +108,12 @@ def test_the_number_of_kept_configs_is_limited(monkeypatch: pytest.MonkeyPatch) 
     for selector in ("gpfl", "oort", "gpfl"):
         assert compose(f"selector={selector}").selector._target_.lower().endswith(selector)
         assert len(kept_configs.KEPT) == 1
+
+
+def test_a_link_that_leads_nowhere_is_ignored(tmp_path: Path) -> None:
+    """Emacs makes such a link next to a file that it edits."""
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset/mine.yaml").write_text("# @package _global_\nnum_rounds: 10\n")
+    (tmp_path / "preset/.#mine.yaml").symlink_to("user@host.1234")
+    with search_path(str(tmp_path)):
+        assert compose("preset=mine").num_rounds == 10

@@ -10,7 +10,7 @@ import filecmp
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -183,15 +183,17 @@ def sources() -> list[ConfigSource]:
 
 def fingerprint_of_sources() -> tuple[object, ...]:
     """Return a value that differs after any change of the places from which Hydra reads configs, or
-    of a YAML file in their folders."""
+    of a file in their folders."""
     parts: list[object] = []
     for source in sources():
         parts.append((source.scheme(), source.path))
         if isinstance(source, CheckedFolder):
             for folder, _, names in os.walk(source.path):
                 for name in names:
-                    status = Path(folder, name).stat()
-                    parts.append((folder, name, status.st_mtime_ns, status.st_size, status.st_ino))
+                    with suppress(OSError):  # a link that leads nowhere, or a file deleted just now
+                        status = Path(folder, name).stat()
+                        state = (status.st_mtime_ns, status.st_size, status.st_ino)
+                        parts.append((folder, name, *state))
     return tuple(parts)
 
 

@@ -243,3 +243,17 @@ def test_a_key_of_the_users_choice_is_suggested_although_another_file_is_broken(
         compose_jobs(["selector.exploration.slope=1"], multirun=False)
     (problem,) = caught.value.problems
     assert problem.remedy == "it is a key of selector=mine|overrides"
+
+
+def test_hidden_files_and_folders_have_no_choices(folder: Path) -> None:
+    """macOS, Emacs and Jupyter make such files."""
+    (folder / "selector/._mine.yaml").write_bytes(b"\0\5\x16\7")
+    (folder / "selector/.#mine.yaml").symlink_to("user@host.1234")
+    (folder / "selector/.ipynb_checkpoints").mkdir()
+    (folder / "selector/.ipynb_checkpoints/mine-checkpoint.yaml").write_text("own: 1\n")
+    with search_path(str(folder)):
+        names = options("selector")
+    files = ChoiceFiles([folder])
+    assert "mine" in names
+    for name in [*names, *files.names("selector"), *files.groups]:
+        assert "." not in name

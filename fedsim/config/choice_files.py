@@ -87,8 +87,10 @@ class ChoiceFiles:
         """The names of all groups: `selector`, `selector/sketch`."""
         groups = set()
         for folder in self.folders:
-            for path in folder.rglob("[!.]*.yaml"):
-                groups.add(path.parent.relative_to(folder).as_posix())
+            for path in folder.rglob("*.yaml"):
+                inside = path.relative_to(folder)
+                if not any(part.startswith(".") for part in inside.parts):  # none is hidden
+                    groups.add(inside.parent.as_posix())
         return sorted(groups - {"."})
 
     @cached_property
@@ -123,8 +125,11 @@ class ChoiceFiles:
         return keys
 
     def names(self, group: str) -> list[str]:
-        """Return the choices of a group, sorted."""
-        return sorted({path.stem for f in self.folders for path in (f / group).glob("*.yaml")})
+        """Return the choices of a group, sorted. Hidden files, which editors make, are none."""
+        names: set[str] = set()
+        for folder in self.folders:
+            names.update(path.stem for path in (folder / group).glob("[!.]*.yaml"))
+        return sorted(names)
 
     def has(self, group: str, name: str) -> bool:
         """Return whether a group has the choice `name`."""

@@ -77,9 +77,9 @@ class CheckedFolder(ConfigSource):
             return False
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> "list[str]":
-        """Return the names of groups and choices in a folder, sorted."""
+        """Return the names of groups and choices in a folder, sorted, without hidden files."""
         names: set[str] = set()
-        for path in self._inside(config_path).iterdir():
+        for path in self._inside(config_path).glob("[!.]*"):
             if results_filter is not ObjectType.CONFIG and path.is_dir():
                 names.add(path.name)
             if path.suffix == ".yaml" and results_filter is not ObjectType.GROUP:

@@ -10,9 +10,11 @@ import torch
 
 from fedsim.commands.verify import run, spread
 from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.record import Record
 from fedsim.results.archive import write_archive
 from fedsim.results.reading import read_summary
 from fedsim.results.runs import read_runs
+from fedsim.rounds.loop import Simulation
 from fedsim.running import provenance as module
 from tests.report_toys import change_run
 from tests.run_toys import Run, folders
@@ -170,3 +172,21 @@ def test_three_shipped_runs_are_equal(capsys: pytest.CaptureFixture[str]) -> Non
     data."""
     assert run([str(RESULTS / "gpfl_fig7b_femnist_small" / "runs.parquet"), "--runs", "3"]) == 0
     assert "equal, 160 rounds\n3 of 3 equal; 180 runs" in capsys.readouterr().out
+
+
+def test_the_error_of_a_repetition_that_fails_is_named(
+    fedsim: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedsim("selector=random")
+    step = Simulation.step
+
+    def fail_in_round_3(self: Simulation) -> Record:
+        if self.round == 2:
+            raise ZeroDivisionError("of the third round")
+        return step(self)
+
+    monkeypatch.setattr(Simulation, "step", fail_in_round_3)
+    assert run(["outputs"]) == 1
+    printed = capsys.readouterr().out
+    assert "differs from round 3 on: it is missing now; done, now failed: " in printed
+    assert "ZeroDivisionError: of the third round" in printed

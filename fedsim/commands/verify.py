@@ -221,7 +221,8 @@ def _first_difference(run: Run, repetition: Run) -> str | None:
     for number, (old, new) in enumerate(zip_longest(run.records, repetition.records), 1):
         if old is None or new is None:
             state = "not recorded" if old is None else "missing now"
-            return f"differs from round {number} on: it is {state}"
+            difference = f"differs from round {number} on: it is {state}"
+            return difference if outcome is None else f"{difference}; {outcome}"
         texts = []
         for name in COMPARED:
             was, now = old.get(name), new.get(name)

@@ -348,8 +348,9 @@ def test_a_report_is_drawn_as_its_file_says(tmp_path: Path) -> None:
         " width: 3.3in, style: dark, labels: ends}"
     )
     report = fedsim.load_report(tmp_path)
-    with pytest.warns(UserWarning, match=re.escape(f"{path}: names: oort is no method")):
+    with pytest.warns(UserWarning, match=re.escape(f"{path}: names: oort is no method")) as warned:
         axes = report.plot(x="bytes")
+    assert warned[0].filename == __file__
     assert [text.get_text() for text in axes.texts if text.get_text()] == ["GPFL", "random"]
     assert axes.get_legend() is None
     assert axes.get_xscale() == "log"

@@ -1,7 +1,9 @@
 """Results of runs from Python, and finished runs as pandas DataFrames and figures."""
 
+import functools
 import json
 import shutil
+import sys
 import warnings
 import weakref
 from collections import Counter
@@ -12,12 +14,14 @@ from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import mkdtemp
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import safetensors.torch
 from torch import Tensor
 
+import fedsim
 from fedsim.config.plan import Plan
 from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.errors import FedsimError, check, rule
@@ -177,6 +181,17 @@ class SweepResult(tuple[RunResult, ...]):
         return f"<SweepResult of {len(self)} runs: {statuses}>"
 
 
+def _level_of_user() -> int:
+    """Return the `stacklevel` with which a caller's warning names the line that called fedsim."""
+    internal = (str(Path(fedsim.__file__).parent), functools.__file__)
+    level = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(internal):
+        level += 1
+        frame = frame.f_back
+    return level + 1
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """Runs that have ended, with methods and settings as `fedsim report` names them.
@@ -249,7 +264,7 @@ class Report:
         path = self.folder / PRESENTATION_FILE
         frame, looks, notes = self.presentation.arrange_stored(self._frame, path)
         for note in notes:
-            warnings.warn(note, stacklevel=2)
+            warnings.warn(note, stacklevel=_level_of_user())
         return frame, looks
 
     def __repr__(self) -> str:

@@ -112,3 +112,16 @@ def test_a_size_of_0_and_a_projection_of_more_than_1_gib_are_rejected() -> None:
         TopK(size=0)
     with pytest.raises(FedsimError, match=r"takes 4\.0 GiB.*countsketch"):
         Gaussian(size=2**10).compress(torch.zeros(2**20), 0)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_the_updates_of_no_clients_are_empty(compressor: Compressor) -> None:
+    ledger = Ledger()
+    needs = frozenset({Signal.TRAINING, Signal.UPDATES})
+    clients = toy_clients([2, 2], needs, ledger=ledger)
+    of_nobody = clients.updates(np.empty(0, np.int64), compressor=compressor)
+    assert ledger.bytes_up == 0
+    of_all = clients.updates(clients.available, compressor=compressor)
+    for name, matrix in of_all.items():
+        assert of_nobody[name].shape == (0, *matrix.shape[1:])
+        assert of_nobody[name].dtype == matrix.dtype

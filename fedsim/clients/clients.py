@@ -284,7 +284,10 @@ class Clients:
             for row in range(len(ids)):
                 vector = torch.cat([matrix[row] for matrix in matrices.values()])
                 sketches.append(compressor.compress(vector, seed))
-            return {"sketch": torch.stack(sketches)}
+            if sketches:
+                return {"sketch": torch.stack(sketches)}
+            zeros = torch.cat([matrix.new_zeros(matrix.shape[1]) for matrix in matrices.values()])
+            return {"sketch": compressor.compress(zeros, seed).unsqueeze(0)[:0]}
 
     def gradients_after_training(self, ids: Ids) -> Iterator[Tensor]:
         """Yield the gradient of each client's mean training loss at the model that it has trained,

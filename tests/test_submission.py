@@ -357,6 +357,18 @@ def test_other_data_than_those_of_earlier_submissions_are_found(
     assert len(path.read_text().splitlines()) == 5  # a header, three seeds, and a second row
 
 
+def test_runs_of_one_submission_with_different_data_are_found(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder_of(runs, seed=1, schedule="step") / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps(summary | {"partition_hash": "0123"}))
+    submit("power_of_choice", code=1)
+    printed = capsys.readouterr().out
+    assert "v1_toy, seed 1: its runs differ in partition" in printed
+    assert "other submissions" not in printed
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -101,24 +101,27 @@ def _describe(submission: Submission, folder: Path) -> str:
 
 def _merge_digests(submission: Submission, path: Path) -> pd.DataFrame:
     """Return the rows of the file `path`, and those of the submission for settings and seeds that
-    the file lacks. Add a problem for each row of the submission that the file has otherwise."""
+    the file lacks. Add a problem for each row of the submission that the file has otherwise, or
+    that differs from an earlier row of the submission."""
     rows = _read_texts(path, DIGEST_COLUMNS) if path.exists() else pd.DataFrame()
     accepted_rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         accepted_rows.setdefault((row["setting"], row["seed"]), []).append(row)
+    on_file = set(accepted_rows)
     for row in submission.digests:
         setting, seed = row["setting"], row["seed"]
         accepted = accepted_rows.setdefault((setting, seed), [row])
-        if row not in accepted:
-            differing = [
-                f"{key} {value}, not {accepted[0][key]}"
-                for key, value in row.items()
-                if value != accepted[0][key]
-            ]
-            submission.problems.append(
-                f"{setting}, seed {seed}: differs from other submissions in "
-                f"{'; '.join(differing)} ({path})"
-            )
+        if row in accepted:
+            continue
+        differing = [
+            f"{key} {value}, not {accepted[0][key]}"
+            for key, value in row.items()
+            if value != accepted[0][key]
+        ]
+        text = f"its runs differ in {'; '.join(differing)}"
+        if (setting, seed) in on_file:
+            text = f"differs from other submissions in {'; '.join(differing)} ({path})"
+        submission.problems.append(f"{setting}, seed {seed}: {text}")
     merged = []
     for accepted in accepted_rows.values():
         merged += accepted

@@ -234,6 +234,9 @@ def test_an_installed_package_may_be_imported_if_it_requires_fedsim(
     uncached = user_modules._requires_fedsim.__wrapped__
     monkeypatch.setattr(user_modules, "_requires_fedsim", uncached)
     assert not_imported("yaml") is None
+    other_packages = ["fedsim-selection-tools", "fedsim-selections>=1"]
+    monkeypatch.setattr(user_modules, "requires", lambda name: other_packages)
+    assert "installed package" in str(not_imported("yaml"))
 
 
 # --- files that are no configs ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ fedsim, the user's own modules (in the working folder or on PYTHONPATH), and ins
 require fedsim. It may not name Python's own modules or any other installed package.
 """
 
+import re
 import sys
 import sysconfig
 from functools import cache
@@ -75,6 +76,7 @@ def _requires_fedsim(package: str) -> bool:
     """Return whether a distribution that has the top-level `package` requires fedsim."""
     for distribution in packages_distributions().get(package, []):
         for requirement in requires(distribution) or []:
-            if requirement.replace("_", "-").lower().startswith(DISTRIBUTION):
+            name = re.match(r"[\w.-]*", requirement)
+            if name and re.sub(r"[-_.]+", "-", name[0]).lower() == DISTRIBUTION:
                 return True
     return False

@@ -178,6 +178,21 @@ def test_measures_by_hand() -> None:
     assert np.isnan(found.preferences["loss"]).all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_replay_in_whose_rounds_no_client_was_available_has_no_chance() -> None:
+    row = {"chosen": [], "available": 0, "drawn": 0, "clients": 0}
+    row |= dict.fromkeys(("loss", "best", "worst"), 1.0)
+    row |= dict.fromkeys(("percentile", "seconds_select", "bytes_asked"), 0)
+    choices = Choices(["a", "b"], [row, row], [{"size": np.ones(4)}])
+    assert np.isnan(choices.chance)
+
+
+@pytest.mark.filterwarnings("error")
+def test_equal_regrets_rank_no_methods() -> None:
+    sentence = verdict(np.zeros(4), np.arange(4.0))
+    assert sentence.endswith("is open: all methods have equal regret.")
+
+
 def test_rounds_in_which_random_cohorts_do_not_differ_have_no_regret() -> None:
     """In round 2 a single client is available."""
     common = {"clients": 1, "seconds_select": 0, "bytes_asked": 0, "available": 4, "drawn": 1}

@@ -60,7 +60,7 @@ class Choices:
       properties, by the name of the property.
     - `distances`: 1 - the mean Jaccard index of the choices of each pair of methods, in the order
       of `scipy.spatial.distance.pdist`.
-    - `chance`: the mean Jaccard index of random choices.
+    - `chance`: the mean Jaccard index of random choices; nan if no round had available clients.
     - `order`: the numbers of the methods, the lowest mean regret first.
     """
 
@@ -110,7 +110,7 @@ class Choices:
             if size:
                 random_indices.append(expected_jaccard(rows[start]["available"], size))
         self.distances = np.mean(distances, axis=0)
-        self.chance = float(np.mean(random_indices))
+        self.chance = float(np.mean(random_indices)) if random_indices else float("nan")
 
         # 3. Whom the methods prefer.
         self.preferences: dict[str, Floats] = {}
@@ -184,7 +184,7 @@ class Choices:
             by_similarity = list(leaves_list(linkage(self.distances, "average")))
         similar_names = [self.methods[method] for method in by_similarity]
         similarity = 1 - squareform(self.distances)[np.ix_(by_similarity, by_similarity)]
-        largest = max([2 * self.chance, *(1 - self.distances)])
+        largest = max([2 * np.nan_to_num(self.chance), *(1 - self.distances)])
         correlations = [array.mean(0)[self.order] for array in self.preferences.values()]
         preferences = np.array(correlations).T  # [methods, properties]
         regrets = [shown(values, UNBOUNDED) for values in self.measured["regret"][:, self.order].T]
@@ -246,6 +246,11 @@ def verdict(regrets: Floats, accuracies: Floats) -> str:
     if num_methods < MIN_METHODS:
         need = f"{MIN_METHODS} methods with runs are needed, not {num_methods}"
         return f"Whether regret predicts real accuracy is open: {need}."
+    for measure, values in (("regret", regrets), ("real accuracy", accuracies)):
+        if np.ptp(values[known]) == 0:
+            return (
+                f"Whether regret predicts real accuracy is open: all methods have equal {measure}."
+            )
     test = kendalltau(-regrets[known], accuracies[known])
     text = "is not shown to rank methods as real accuracy does"
     if test.pvalue < ALPHA and test.statistic > 0:

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from fedsim import load_rounds, load_runs, run_experiment
 from fedsim.commands import show, verify
+from fedsim.config import user_code as module
 from fedsim.config.user_code import changed_since, user_code
 from fedsim.core.errors import ConfigError
 from fedsim.core.record import Record
@@ -210,6 +212,15 @@ def test_the_code_is_that_which_the_process_has_imported(edit: Callable[..., Non
     assert user_code(NODE) == before
     importlib.reload(my_lab)
     assert changed_since({"code": before}, NODE) == "my_lab"
+
+
+def test_a_module_that_is_not_imported_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = Mock(side_effect=module._parse)
+    monkeypatch.setattr(module, "_parse", parse)
+    user_code(NODE)
+    parsed = [call.args[0].name for call in parse.call_args_list]
+    assert "my_lab" in parsed
+    assert len(parsed) == len(set(parsed))
 
 
 def test_classes_of_fedsim_trackers_and_what_is_not_there_have_no_code() -> None:

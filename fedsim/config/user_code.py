@@ -12,6 +12,7 @@ import ast
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -49,7 +50,9 @@ def user_code(config: Mapping[str, Any]) -> str | None:
 
     The text is like "helpers 8c01..., my_lab 3f2a...". Returns None if there is no such module.
     """
-    # 1. Follow names from the classes of the config to everything that they use.
+    # 1. Follow names from the classes of the config to everything that they use. A module that is
+    # not imported is parsed at every call of `_statements`, but only once in this call.
+    statements_of = cache(_statements)
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT_KEYS}
     to_visit = list(_target_classes(relevant))
     visited: set[QualifiedName] = set()
@@ -59,7 +62,7 @@ def user_code(config: Mapping[str, Any]) -> str | None:
         if (module, name) in visited:
             continue
         visited.add((module, name))
-        for number, statement in enumerate(_statements(module)):
+        for number, statement in enumerate(statements_of(module)):
             if name == ALL or statement.binds is None or name in statement.binds:
                 needed.setdefault(module, {})[number] = statement.source
                 to_visit += statement.uses

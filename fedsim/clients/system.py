@@ -16,7 +16,9 @@ The round loop makes one `SimulatedClock` a run and takes a `RoundClock` from it
 clients in one exchange, and K the cohort size.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -24,6 +26,7 @@ from annotated_types import Ge, Interval
 
 from fedsim.clients.devices import DeviceModel, Devices, Sigma
 from fedsim.core.arrays import Bools, Floats, Ints
+from fedsim.core.errors import ConfigError
 from fedsim.core.exact import exp
 from fedsim.core.parameters import NonNegative, Positive, parameters
 from fedsim.core.rng import Purpose, Streams
@@ -55,6 +58,27 @@ class System:
         """Return the number of clients to select so that K = `cohort_size` updates count:
         ceil(`over_selection` x K), at most N."""
         return min(ceil(self.over_selection * cohort_size), num_clients)
+
+
+@contextmanager
+def over_selection_explained(cohort_size: int, num_selected: int) -> Iterator[None]:
+    """Add the origin of `num_selected` to the rules that name it, in a `ConfigError` of the body.
+
+    With over-selection, selectors get the number of clients to select as their cohort size. It is
+    not the `cohort_size` of the config.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if num_selected == cohort_size:
+            raise
+        origin = f"(system.over_selection makes cohort_size={cohort_size} into {num_selected})"
+        problems = []
+        for problem in error.problems:
+            if f"cohort_size={num_selected}" in problem.rule:
+                problem = replace(problem, rule=f"{problem.rule} {origin}")
+            problems.append(problem)
+        raise ConfigError(problems) from error
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
@@ -46,43 +44,6 @@ in conf/, which is also the key of its node). Other groups get none. Only checks
 use them, so they must agree with the calls of `instantiate`."""
 
 
-class ProblemCollector:
-    """Collects the problems of several checks. If problems have the same key and value, it keeps
-    the first."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def run(self, function: Callable[..., T], *arguments: Any) -> T | None:
-        """Return what `function` returns; None if it raises a `ConfigError`, which is collected."""
-        try:
-            return function(*arguments)
-        except ConfigError as error:
-            self.add(*error.problems)
-            return None
-
-    def run_user_code(self, function: Callable[..., T], *arguments: Any) -> T | None:
-        """Do the same as `run` for a function that may call a class of the user's.
-
-        Other exceptions of this class are ignored here: None is returned. The job that uses the
-        class will meet them again, and it alone ends.
-        """
-        try:
-            return self.run(function, *arguments)
-        except (Exception, SystemExit):
-            return None
-
-    def add(self, *problems: Problem | None) -> None:
-        """Add all problems that are not None and whose key and value are not known yet."""
-        for problem in problems:
-            if problem is None:
-                continue
-            # a list, because values may be lists, which no set can hold
-            known_keys = [(known.key, known.value) for known in self.problems]
-            if (problem.key, problem.value) not in known_keys:
-                self.problems.append(problem)
-
-
 def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
     """Return the object that `node` describes, an instance of `base`.
 
@@ -91,27 +52,6 @@ def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
     rules.
     """
     return construct(resolve(node, base, key), _values(node), key, *passed)
-
-
-@contextmanager
-def over_selection_explained(cohort_size: int, num_selected: int) -> Iterator[None]:
-    """Add the origin of `num_selected` to the rules that name it, in a `ConfigError` of the body.
-
-    With over-selection, selectors get the number of clients to select as their cohort size. It is
-    not the `cohort_size` of the config.
-    """
-    try:
-        yield
-    except ConfigError as error:
-        if num_selected == cohort_size:
-            raise
-        origin = f"(system.over_selection makes cohort_size={cohort_size} into {num_selected})"
-        problems = []
-        for problem in error.problems:
-            if f"cohort_size={num_selected}" in problem.rule:
-                problem = replace(problem, rule=f"{problem.rule} {origin}")
-            problems.append(problem)
-        raise ConfigError(problems) from error
 
 
 def construct(constructor: Callable[..., T], values: Node, key: str, *passed: Any) -> T:

@@ -16,7 +16,6 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from fedsim.config.build import ProblemCollector
 from fedsim.config.composition import choices_of, compose_config, run_name, words_of_scale
 from fedsim.config.hydra_node import node_problems, runs_elsewhere
 from fedsim.config.job import ComposedJob
@@ -37,7 +36,7 @@ from fedsim.config.words import (
     words_of,
 )
 from fedsim.core.configs import differing_keys, labels_of, short_names
-from fedsim.core.errors import ConfigError, Problem, check
+from fedsim.core.errors import ConfigError, Problem, ProblemCollector, check
 
 
 def compose_jobs(

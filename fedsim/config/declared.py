@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from fedsim.config.build import ProblemCollector, construct
-from fedsim.core.errors import Problem
+from fedsim.config.build import construct
+from fedsim.core.errors import Problem, ProblemCollector
 from fedsim.core.parameters import parameters
 from fedsim.core.server_data import tree_of
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from fedsim.config.build import ProblemCollector, unknown
+from fedsim.config.build import unknown
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, missing_package_line
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
 from fedsim.config.suggestions import OPTIONAL, UNKNOWN_KEY, mistaken_choice, unknown_key
 from fedsim.config.words import first_line, parse_one, quoted, typed_in
 from fedsim.core.configs import has_key
-from fedsim.core.errors import ConfigError, Problem
+from fedsim.core.errors import ConfigError, Problem, ProblemCollector
 
 
 def all_mistakes(

@@ -18,15 +18,10 @@ from torch import nn
 from fedsim.clients.behaviour import ClientBehaviour
 from fedsim.clients.context import CLOCK_SIGNALS, HIDDEN_SIGNALS, Signal
 from fedsim.clients.local_algorithms import LocalAlgorithm
-from fedsim.clients.system import System
-from fedsim.config.build import (
-    ProblemCollector,
-    inspect_node,
-    instantiate,
-    over_selection_explained,
-)
+from fedsim.clients.system import System, over_selection_explained
+from fedsim.config.build import inspect_node, instantiate
 from fedsim.config.plan import Plan
-from fedsim.core.errors import Problem, check, rule
+from fedsim.core.errors import Problem, ProblemCollector, check, rule
 from fedsim.core.rng import Streams
 from fedsim.core.server_data import server_sees
 from fedsim.core.types import Population

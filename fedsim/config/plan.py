@@ -14,7 +14,7 @@ from typing import Any
 
 import platformdirs
 
-from fedsim.config.build import ProblemCollector, instantiate
+from fedsim.config.build import instantiate
 from fedsim.config.declared import parameter_problems
 from fedsim.config.settings import (
     CheckpointSettings,
@@ -24,7 +24,7 @@ from fedsim.config.settings import (
     with_one_amount_of_work,
 )
 from fedsim.core.configs import IRRELEVANT_KEYS, canonical
-from fedsim.core.errors import check
+from fedsim.core.errors import ProblemCollector, check
 from fedsim.core.record import FINAL_WINDOW
 from fedsim.partitions.server_split import ServerSplit
 from fedsim.tracking.base import Tracker

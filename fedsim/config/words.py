@@ -21,11 +21,10 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fedsim.config.build import ProblemCollector
 from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.sources import known_choices, loader, options
 from fedsim.core.configs import SEED_KEYS, SHORTHANDS
-from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.core.errors import ConfigError, Problem, ProblemCollector, check, rule
 
 MAX_JOBS = 10_000
 """Maximum number of jobs of one command."""

@@ -1,10 +1,11 @@
 """Errors for users. Each names the config key, its value, the violated rule and a remedy."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+T = TypeVar("T")
 LARGEST = (2 - 2**-23) * 2.0**127
 """The largest finite number of float32, in which models are trained."""
 
@@ -62,6 +63,43 @@ class DivergedError(FedsimError):
     """All updates of a round, or the aggregated model, contain nan or infinity (exit code 4)."""
 
     exit_code = 4
+
+
+class ProblemCollector:
+    """Collects the problems of several checks. If problems have the same key and value, it keeps
+    the first."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        """Return what `function` returns; None if it raises a `ConfigError`, which is collected."""
+        try:
+            return function(*arguments)
+        except ConfigError as error:
+            self.add(*error.problems)
+            return None
+
+    def run_user_code(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        """Do the same as `run` for a function that may call a class of the user's.
+
+        Other exceptions of this class are ignored here: None is returned. The job that uses the
+        class will meet them again, and it alone ends.
+        """
+        try:
+            return self.run(function, *arguments)
+        except (Exception, SystemExit):
+            return None
+
+    def add(self, *problems: Problem | None) -> None:
+        """Add all problems that are not None and whose key and value are not known yet."""
+        for problem in problems:
+            if problem is None:
+                continue
+            # a list, because values may be lists, which no set can hold
+            known_keys = [(known.key, known.value) for known in self.problems]
+            if (problem.key, problem.value) not in known_keys:
+                self.problems.append(problem)
 
 
 def check(*problems: Problem | None) -> None:

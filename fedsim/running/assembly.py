@@ -23,8 +23,8 @@ from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.context import LabelledSamples, Signal
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.server import ServerData
-from fedsim.clients.system import SimulatedClock, System
-from fedsim.config.build import instantiate, over_selection_explained, resolve
+from fedsim.clients.system import SimulatedClock, System, over_selection_explained
+from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan
 from fedsim.config.settings import LocalSettings, RunSettings
 from fedsim.config.user_code import user_code

@@ -23,14 +23,14 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.config.build import ProblemCollector, construct
+from fedsim.config.build import construct
 from fedsim.config.command_line import read_words
 from fedsim.config.compose import search_path
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.core.configs import SEED_KEYS, differing_keys, labels_of
 from fedsim.core.disk import write_atomically
-from fedsim.core.errors import at_least, check, rule
+from fedsim.core.errors import ProblemCollector, at_least, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import Attempts

@@ -112,7 +112,7 @@ class ChoiceFiles:
     def _keys_of(self, group: str, name: str) -> list[str]:
         """Return the dotted keys of a choice below its group; none if the file cannot be read."""
         try:
-            included = self.included(group, name)
+            included = self.all_included(group, name)
             config = self.config(group, name)
         except ConfigError:  # fedsim reports it when the user takes this choice
             return []
@@ -232,7 +232,7 @@ class ChoiceFiles:
         self._files[group, name] = file
         return file
 
-    def included(self, group: str, name: str) -> dict[str, str]:
+    def all_included(self, group: str, name: str) -> dict[str, str]:
         """Return what a choice includes in other groups, directly or not: one choice a group."""
         choices: dict[str, str] = {}
         to_read = [(group, name)]
@@ -247,7 +247,7 @@ class ChoiceFiles:
     def config(self, group: str, name: str) -> dict[str, Any]:
         """Return everything that a choice, with all that it includes, adds to a config."""
         config: dict[str, Any] = {}
-        for package, values in self._layers(group, name, self.included(group, name)):
+        for package, values in self._layers(group, name, self.all_included(group, name)):
             config = merge(config, nest(values, package))
         return config
 

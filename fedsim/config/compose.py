@@ -77,7 +77,7 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
 
     # 2. Expand the sweep, with the changes of the scale and the sweep of the preset. The user's
     # words come last, so that they replace both. If the scale differs between jobs, each job adds
-    # its own changes in `by_hydra`.
+    # its own changes in `JobComposer.compose`.
     scales_differ = any(override.key_or_group in ("preset", "scale") for override in swept)
     scale_words = [] if scales_differ else words_of_scale(base, overrides)
     if multirun or str(base.hydra.mode).endswith("MULTIRUN"):
@@ -91,8 +91,8 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
     typed = frozenset(map(key_of, overrides))
     composer = JobComposer(config_name, typed, {tuple(single): base})
     if scales_differ or len(jobs) == 1:
-        return [composer.by_hydra(job) for job in jobs]
-    return [composer.derived(job) for job in jobs]
+        return [composer.compose(job) for job in jobs]
+    return [composer.derive(job) for job in jobs]
 
 
 def _dotted_key(override: Override) -> str:

@@ -17,7 +17,7 @@ from fedsim.config.build import unknown
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, missing_package_line
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
-from fedsim.config.suggestions import OPTIONAL, UNKNOWN_KEY, mistaken_choice, unknown_key
+from fedsim.config.suggestions import PRESET_GROUPS, UNKNOWN_KEY, mistaken_choice, unknown_key
 from fedsim.config.words import first_line, parse_one, quoted, typed_in
 from fedsim.core.configs import has_key
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector
@@ -37,7 +37,7 @@ def all_mistakes(
     while problems:
         collector.add(*problems)
         keys = [_bare(problem.key) for problem in problems]
-        if not set(OPTIONAL).isdisjoint(keys):
+        if not set(PRESET_GROUPS).isdisjoint(keys):
             break
         # with a dot at the end, so that `selector` does not match `selectors=...`
         mistaken = tuple(f"{key}." for key in keys)

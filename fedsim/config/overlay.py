@@ -68,7 +68,7 @@ class JobComposer:
         self._bases: dict[Words, Base] = {}
         """The bases so far, by their words."""
 
-    def by_hydra(self, words: Sequence[str]) -> ComposedJob:
+    def compose(self, words: Sequence[str]) -> ComposedJob:
         """Return the job of `words`, composed by Hydra, with the changes of the scale that the
         words choose."""
         config = self._config(tuple(words))
@@ -78,7 +78,7 @@ class JobComposer:
             config = self._config(tuple(words))
         return self._base_of(config, tuple(words)).job
 
-    def derived(self, words: Sequence[str]) -> ComposedJob:
+    def derive(self, words: Sequence[str]) -> ComposedJob:
         """Return the job of `words`, derived from another job if that is possible.
 
         The words include the changes of the scale, which is the same for all jobs.
@@ -177,7 +177,7 @@ def _with_choice(
     for other_group, name in job.choices.items():
         if other_group == group:
             choices[group] = choice
-            choices.update(files.included(group, choice))
+            choices.update(files.all_included(group, choice))
         elif other_group in others:
             choices[other_group] = name
     return replace(job, config=job.config | {group: new_config[group]}, choices=choices)

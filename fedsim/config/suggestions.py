@@ -17,12 +17,12 @@ from hydra.core.override_parser.types import Override
 from fedsim.config.build import unknown
 from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.sources import known_choices, options, sources
-from fedsim.config.words import is_no_choice
+from fedsim.config.words import chooses_nothing
 from fedsim.core.configs import SHORTHANDS, all_keys, has_key
 from fedsim.core.errors import Problem
 from fedsim.core.text import nearest
 
-OPTIONAL = ("preset", "cell")
+PRESET_GROUPS = ("preset", "cell")
 """Config groups in which the user may choose nothing, as by `preset=null`."""
 COMMAND_PREFIXES = ("hydra.", "small.", "debug.")
 """Beginnings of keys that are about the command line. Keys that end like a mistaken one are not
@@ -55,7 +55,7 @@ def mistaken_choice(override: Override) -> Problem | None:
     """
     group = override.key_or_group
     choice: Any = override.value()
-    may_be_null = group in OPTIONAL and is_no_choice(override)
+    may_be_null = group in PRESET_GROUPS and chooses_nothing(override)
     if may_be_null or override.is_delete() or not options(group):
         return None
     remedy = ""
@@ -74,8 +74,8 @@ def _choices_called(group: str, name: str) -> str:
     """Return a remedy with the choices of the group that the literature calls `name`; "" if there
     are none.
 
-    If there is only one, the override never comes here: `fedsim.config.words.meant` has replaced
-    the name by that choice.
+    There are several: if there is only one, `fedsim.config.words.as_fedsim_spells` has replaced the
+    name.
     """
     choices = known_choices().also_called(group, name)
     lines = [f"{choice}: {idea}" for choice, idea in choices.items()]

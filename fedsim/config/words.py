@@ -54,7 +54,7 @@ def parse_one(word: str) -> Override:
     If Hydra is ready to compose, `glob(...)` stands for the choices of the group.
     """
     try:
-        (override,) = OverridesParser.create(loader()).parse_overrides([meant(word)])
+        (override,) = OverridesParser.create(loader()).parse_overrides([as_fedsim_spells(word)])
         is_mixture = _contains_sweep(override.value())
     except BAD_INPUT as error:
         raise ConfigError([_unreadable(word)]) from error
@@ -104,7 +104,7 @@ def quoted(key: str, value: str) -> str:
     return shlex.quote(f'{key}="{escaped}{last_backslashes}"')
 
 
-def meant(word: str) -> str:
+def as_fedsim_spells(word: str) -> str:
     """Return `word` with names of choices in fedsim's spelling: `selector=gpfl` for
     `selector=GPFL`."""
     key, _, value = word.partition("=")
@@ -123,7 +123,7 @@ def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
     selector.exploration.value=0,1`. A shorthand counts only if the selector has its group: another
     selector may have a key of that name.
     """
-    words = [meant(word) for word in words]
+    words = [as_fedsim_spells(word) for word in words]
     values = dict(word.partition("=")[::2] for word in words)  # each value by its key
     if SHORTHANDS.keys().isdisjoint(values):
         return words
@@ -132,13 +132,13 @@ def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
     if "selector" in values:
         names = values["selector"].split(",")
     elif files.has("preset", preset):
-        names = [files.included("preset", preset).get("selector", "")]
+        names = [files.all_included("preset", preset).get("selector", "")]
     else:
         names = []
     groups: set[str] = set()
     for name in names:
         if files.has("selector", name):
-            groups.update(files.included("selector", name))
+            groups.update(files.all_included("selector", name))
 
     # 2. Replace the shorthands whose group is among them
     long_words: list[str] = []
@@ -170,7 +170,7 @@ def is_plain_assignment(override: Override) -> bool:
     return not (is_added or override.is_delete() or override.is_sweep_override())
 
 
-def is_no_choice(override: Override) -> bool:
+def chooses_nothing(override: Override) -> bool:
     """Return whether an override is `group=null`. fedsim allows it for Hydra's `~group`."""
     is_null = is_plain_assignment(override) and override.value() is None
     return is_null and bool(options(override.key_or_group))
@@ -178,7 +178,7 @@ def is_no_choice(override: Override) -> bool:
 
 def as_hydra_reads(override: Override) -> str:
     """Return the word of an override as Hydra reads it: `~group` in place of `group=null`."""
-    if is_no_choice(override):
+    if chooses_nothing(override):
         return f"~{override.key_or_group}"
     return override.input_line or ""
 

@@ -37,7 +37,8 @@ BAD_INPUT: tuple[type[Exception], ...] = (
     TypeError,
     KeyError,
 )
-"""The exceptions that Hydra raises for bad input."""
+"""The exceptions that Hydra raises for bad input. The last three say little: a mistake in the code
+of fedsim or Hydra may raise them, too, and then passes for bad input."""
 
 
 def parse(words: Sequence[str]) -> list[Override]:
@@ -51,7 +52,8 @@ def parse(words: Sequence[str]) -> list[Override]:
 def parse_one(word: str) -> Override:
     """Return the override of one word. Raises `ConfigError` if it is malformed.
 
-    If Hydra is ready to compose, `glob(...)` stands for the choices of the group.
+    Names of choices get fedsim's spelling, so that the override's `input_line` may differ from
+    `word`. If Hydra is ready to compose, `glob(...)` stands for the choices of the group.
     """
     try:
         (override,) = OverridesParser.create(loader()).parse_overrides([as_fedsim_spells(word)])
@@ -106,7 +108,7 @@ def quoted(key: str, value: str) -> str:
 
 def as_fedsim_spells(word: str) -> str:
     """Return `word` with names of choices in fedsim's spelling: `selector=gpfl` for
-    `selector=GPFL`."""
+    `selector=GPFL` (`ChoiceFiles.meant`)."""
     key, _, value = word.partition("=")
     group = key.lstrip("+")
     if not re.fullmatch(r"[\w., -]+", value) or not options(group):
@@ -124,33 +126,39 @@ def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
     selector may have a key of that name.
     """
     words = [as_fedsim_spells(word) for word in words]
-    values = dict(word.partition("=")[::2] for word in words)  # each value by its key
+    values: dict[str, str] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        values[key] = value
     if SHORTHANDS.keys().isdisjoint(values):
         return words
-    # 1. The groups that the chosen selectors have
-    preset = values.get("preset", "")
-    if "selector" in values:
-        names = values["selector"].split(",")
-    elif files.has("preset", preset):
-        names = [files.all_included("preset", preset).get("selector", "")]
-    else:
-        names = []
     groups: set[str] = set()
-    for name in names:
-        if files.has("selector", name):
-            groups.update(files.all_included("selector", name))
+    for selector in _chosen_selectors(values, files):
+        if files.has("selector", selector):
+            groups.update(files.all_included("selector", selector))
 
-    # 2. Replace the shorthands whose group is among them
     long_words: list[str] = []
     for word in words:
         key, _, value = word.partition("=")
-        if key in SHORTHANDS and SHORTHANDS[key][0] in groups:
-            group, choice, long_key = SHORTHANDS[key]
-            if choice and group not in values:
-                long_words.append(f"{group}={choice}")
-            word = f"{long_key}={value}"
-        long_words.append(word)
+        group, choice, long_key = SHORTHANDS.get(key, ("", "", ""))
+        if group not in groups:
+            long_words.append(word)
+            continue
+        if choice and group not in values:
+            long_words.append(f"{group}={choice}")
+        long_words.append(f"{long_key}={value}")
     return long_words
+
+
+def _chosen_selectors(values: Mapping[str, str], files: ChoiceFiles) -> list[str]:
+    """Return the selectors that overrides choose, directly or by their preset. `values` has the
+    values of the overrides by key."""
+    if "selector" in values:
+        return values["selector"].split(",")
+    preset = values.get("preset", "")
+    if not files.has("preset", preset):
+        return []
+    return [files.all_included("preset", preset).get("selector", "")]
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
@@ -183,6 +191,11 @@ def as_hydra_reads(override: Override) -> str:
     return override.input_line or ""
 
 
+def dotted_key(word: str) -> str:
+    """Return the key of a word with dots: `selector.sketch` for `+selector/sketch=topk`."""
+    return word.strip("+~ ").partition("=")[0].strip().replace("/", ".")
+
+
 def key_of(override: Override) -> str:
     """Return the key that an override sets, or the group, with its package if it names one."""
     return override.get_key_element().lstrip("+~")
@@ -197,8 +210,8 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the words of each job of a sweep: every combination of values. The values of the last
     key change fastest.
 
-    A later override replaces an earlier one of the same key. Raises `ConfigError` for more than
-    MAX_JOBS jobs.
+    A later override takes the place of an earlier one of the same key. Raises `ConfigError` for
+    more than MAX_JOBS jobs.
     """
     words_by_key: dict[str, list[str]] = {}
     for override in overrides:

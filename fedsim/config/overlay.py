@@ -1,13 +1,17 @@
 """Compose the jobs of a sweep fast: Hydra composes a few of them, and fedsim derives the others.
 
-A job is derived from a composed job, its base, in two ways. Plain values of single keys replace the
-values in the base's config. And if a choice of conf/ adds only the node of its group (the mapping
-at the group's key) to a config, this node replaces the node of another choice. Hydra composes all
-other jobs: jobs with `~key`, `+key`, mappings, keys of `hydra`, interpolations, and unknown keys,
-for which Hydra has the error message. tests/test_overlay.py compares derived jobs with Hydra's.
+The *words* of a job are its overrides, such as `selector=gpfl` and `seed=1`. A job is derived from
+another composed job, its *base*, in two ways:
 
-The words of a job are its overrides, such as `selector=gpfl`, `seed=1`; the base words are those
-that are no plain values.
+- By values: the words of the job are those of the base, and words such as `seed=1`, which give a
+  plain value to one key. The job has the base's config with these values.
+- By a choice: one word differs, such as `selector=gpfl` in place of `selector=random`, and both
+  choices add only the node of their group (the mapping at the group's key) to a config. The job has
+  the base's config with the node of the other choice.
+
+Hydra composes all other jobs: jobs with `~key`, `+key`, mappings, keys of `hydra`, interpolations,
+and unknown keys, for which Hydra has the error message. tests/test_overlay.py compares derived jobs
+with Hydra's.
 """
 
 import re
@@ -55,13 +59,13 @@ class JobComposer:
     """Composes the jobs of one command line from their words."""
 
     def __init__(
-        self, config_name: str, typed: frozenset[str], known: Mapping[Words, DictConfig]
+        self, config_name: str, typed: frozenset[str], configs: Mapping[Words, DictConfig]
     ) -> None:
-        """`typed` are the keys and groups on the command line. `known` are configs that Hydra has
+        """`typed` are the keys and groups on the command line. `configs` are those that Hydra has
         composed already, by their words."""
         self._config_name = config_name
         self._typed = typed
-        self._known = known
+        self._configs = configs
         self._files = known_choices()
         self._overrides: dict[str, Override] = {}
         """The parsed words; the jobs of a sweep have most words in common."""
@@ -69,14 +73,17 @@ class JobComposer:
         """The bases so far, by their words."""
 
     def compose(self, words: Sequence[str]) -> ComposedJob:
-        """Return the job of `words`, composed by Hydra, with the changes of the scale that the
-        words choose."""
+        """Return the job of `words`, composed by Hydra.
+
+        If the words choose a scale, its changes are put before them. It does no harm if the words
+        have these changes already.
+        """
         config = self._config(tuple(words))
         scale_words = without_sweeps(words_of_scale(config, parse(words)))
         if scale_words:
             words = [*scale_words, *words]
             config = self._config(tuple(words))
-        return self._base_of(config, tuple(words)).job
+        return self._make_base(config, tuple(words)).job
 
     def derive(self, words: Sequence[str]) -> ComposedJob:
         """Return the job of `words`, derived from another job if that is possible.
@@ -84,21 +91,23 @@ class JobComposer:
         The words include the changes of the scale, which is the same for all jobs.
         """
         values: dict[str, Any] = {}
-        base_words: list[str] = []
+        other_words: list[str] = []
         for word in words:
             if word not in self._overrides:
                 self._overrides[word] = parse_one(word)
             override = self._overrides[word]
-            if _is_value(override):
+            if _sets_plain_value(override):
                 values[override.key_or_group] = override.value()
             else:
-                base_words.append(word)
-        base = self._base(tuple(base_words))
-        config = _with_values(base.job.config, values) if base.is_closed else None
-        if config is None:  # not possible: compose the job itself
-            base = self._base(tuple(words))
-            config = base.job.config
-        elif config.get("name", "") is None:
+                other_words.append(word)
+
+        base = self._base(tuple(other_words))
+        config = None
+        if base.is_closed:
+            config = _with_values(base.job.config, values)
+        if config is None:
+            return self._base(tuple(words)).job
+        if config.get("name", "") is None:
             config["name"] = run_name(base.job.choices)
         return replace(base.job, config=config, overrides=tuple(words))
 
@@ -107,66 +116,84 @@ class JobComposer:
         if words not in self._bases:
             if len(self._bases) >= MAX_BASES:
                 self._bases.clear()
-            base = self._base_with_other_choice(words)
-            self._bases[words] = base or self._base_of(self._config(words), words)
+            base = self._derive_base(words)
+            if base is None:
+                base = self._make_base(self._config(words), words)
+            self._bases[words] = base
         return self._bases[words]
+
+    def _derive_base(self, words: Words) -> Base | None:
+        """Return the base of `words`, derived by a choice from a base that is kept.
+
+        Returns None if the words of no such base differ in just a choice, or if the base with the
+        latest such words does not allow it.
+        """
+        for other_words, base in reversed(self._bases.items()):  # neighbours differ least
+            change = _differing_choice(other_words, words)
+            if change is not None and base.is_closed:
+                group, choice = change
+                job = _with_choice(base.job, group, choice, words)
+                return None if job is None else Base(job, is_closed=True)
+        return None
 
     def _config(self, words: Words) -> DictConfig:
         """Return the config that Hydra composes of `words`, with Hydra's own node."""
-        config = self._known.get(words)
+        config = self._configs.get(words)
         return compose_config(words, self._config_name) if config is None else config
 
-    def _base_of(self, config: DictConfig, words: Words) -> Base:
-        """Return the base that a composed config makes."""
+    def _make_base(self, config: DictConfig, words: Words) -> Base:
+        """Return the base that a config of Hydra makes, which was composed of `words`."""
         choices = choices_of(config)
         launcher: Any = OmegaConf.to_container(config.hydra.launcher)
         values = resolved(config, choices)
         job = ComposedJob(values, choices, words, self._typed, launcher, self._files)
-        containers: Any = OmegaConf.to_container(config, resolve=False)
-        del containers["hydra"]
-        return Base(job, _is_closed(containers))
+        unresolved: Any = OmegaConf.to_container(config, resolve=False)
+        del unresolved["hydra"]
+        return Base(job, _is_closed(unresolved))
 
-    def _base_with_other_choice(self, words: Words) -> Base | None:
-        """Return a base derived from a known base whose words differ in the choice of one group;
-        None if there is no such base, or if it cannot be derived."""
-        # the latest first: neighbouring jobs of a sweep differ least
-        for known_words, base in reversed(self._bases.items()):
-            if len(known_words) != len(words) or not base.is_closed:
-                continue
-            # at least one differs, because the caller has no base of `words`
-            differing = [new for old, new in zip(known_words, words, strict=True) if old != new]
-            group, _, choice = differing[0].partition("=")
-            if len(differing) == 1 and any(w.startswith(f"{group}=") for w in known_words):
-                job = _with_choice(base.job, group, choice, words)
-                return None if job is None else replace(base, job=job)
+
+def _differing_choice(old_words: Words, new_words: Words) -> tuple[str, str] | None:
+    """Return key and value of the only word in which `new_words` differ from `old_words`.
+
+    Returns None if they differ in several words, or in the key of a word.
+    """
+    if len(old_words) != len(new_words):
         return None
+    pairs = zip(old_words, new_words, strict=True)
+    differing = [(old, new) for old, new in pairs if old != new]
+    if len(differing) != 1:
+        return None
+    old_word, new_word = differing[0]
+    key, _, value = new_word.partition("=")
+    return (key, value) if old_word.startswith(f"{key}=") else None
 
 
-def _with_choice(
-    job: ComposedJob, group: str, choice: str, words: Sequence[str]
-) -> ComposedJob | None:
-    """Return `job` with another choice of `group`; None if that could change more than its node.
+def _with_choice(job: ComposedJob, group: str, choice: str, words: Words) -> ComposedJob | None:
+    """Return the job of `words`, which differ from those of `job` in the `choice` of `group`.
 
-    Only choices of conf/ are derived, because tests compare all of them with Hydra's result.
+    Returns None if that could change more of the config than the node of the group. Only choices of
+    conf/ are derived, because tests compare all of them with Hydra's result.
     """
     files = job.files
     old_choice = job.choices.get(group, "")
     is_shipped = files.folders == (conf_dir(),) and files.has(group, choice)
-    has_inner_words = any(re.match(rf"[+~]*{group}[/.@]", word) for word in words)
-    if not old_choice or not is_shipped or has_inner_words:
+    if not old_choice or not is_shipped:
         return None
 
-    # 1. Both choices make the node of the group and nothing else, and need no other value.
+    # 1. Both choices make the node of the group and nothing else. The new one has no missing value
+    # and no interpolation, which would have to be resolved.
     old_config = files.config(group, old_choice)
     new_config = files.config(group, choice)
     if old_config.keys() != {group} or new_config.keys() != {group}:
         return None
-    if "${" in str(new_config) or not _is_closed(new_config):  # an interpolation is not resolved
+    if "${" in str(new_config) or not _is_closed(new_config):
         return None
 
-    # 2. No other choice, and no word, has changed the node.
-    others = {g: name for g, name in job.choices.items() if g.partition("/")[0] != group}
-    for other_group, name in others.items():
+    # 2. No word and no choice outside of the group changes the node.
+    if any(re.match(rf"[+~]*{group}[/.@]", word) for word in words):
+        return None
+    outer_choices = {g: name for g, name in job.choices.items() if g.partition("/")[0] != group}
+    for other_group, name in outer_choices.items():
         if files.has(other_group, name) and group in files.config(other_group, name):
             return None
     if old_config[group] != job.config[group]:
@@ -178,13 +205,15 @@ def _with_choice(
         if other_group == group:
             choices[group] = choice
             choices.update(files.all_included(group, choice))
-        elif other_group in others:
+        elif other_group in outer_choices:
             choices[other_group] = name
-    return replace(job, config=job.config | {group: new_config[group]}, choices=choices)
+    config = job.config | {group: new_config[group]}
+    return replace(job, config=config, choices=choices, overrides=words)
 
 
-def _is_value(override: Override) -> bool:
-    """Return whether an override gives a plain value to a key of a run."""
+def _sets_plain_value(override: Override) -> bool:
+    """Return whether an override sets a key of a run to a number, a text, a truth value or null, or
+    to a list of these."""
     key = override.key_or_group
     if not is_plain_assignment(override) or override.package is not None:
         return False
@@ -196,10 +225,13 @@ def _is_value(override: Override) -> bool:
     return is_plain and "${" not in str(value)
 
 
-def _is_closed(config: Mapping[str, Any]) -> bool:
-    """Return whether no value of a config depends on another one or is missing."""
-    text = VARIABLE.sub("", str(config))
-    return "${" not in text and "'???'" not in text
+def _is_closed(node: Any) -> bool:
+    """Return whether no value in a node of a config depends on another one or is missing."""
+    if isinstance(node, Mapping):
+        return all(map(_is_closed, node.values()))
+    if isinstance(node, list):
+        return all(map(_is_closed, node))
+    return node != "???" and "${" not in VARIABLE.sub("", str(node))
 
 
 def _with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, missing_package_
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
 from fedsim.config.suggestions import PRESET_GROUPS, UNKNOWN_KEY, mistaken_choice, unknown_key
-from fedsim.config.words import first_line, parse_one, quoted, typed_in
+from fedsim.config.words import dotted_key, first_line, parse_one, quoted, typed_in
 from fedsim.core.configs import has_key
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector
 
@@ -36,12 +36,15 @@ def all_mistakes(
     problems = error.problems
     while problems:
         collector.add(*problems)
-        keys = [_bare(problem.key) for problem in problems]
-        if not set(PRESET_GROUPS).isdisjoint(keys):
+        mistaken_keys = [dotted_key(problem.key) for problem in problems]
+        if not set(PRESET_GROUPS).isdisjoint(mistaken_keys):
             break
         # with a dot at the end, so that `selector` does not match `selectors=...`
-        mistaken = tuple(f"{key}." for key in keys)
-        other_words = [word for word in words if not f"{_bare(word)}.".startswith(mistaken)]
+        beginnings = tuple(f"{key}." for key in mistaken_keys)
+        other_words = []
+        for word in words:
+            if not f"{dotted_key(word)}.".startswith(beginnings):
+                other_words.append(word)
         if len(other_words) == len(words):  # the problems are about files
             break
         words = other_words
@@ -53,39 +56,41 @@ def all_mistakes(
     return collector.problems
 
 
-def _bare(word: str) -> str:
-    """Return the dotted key of a word: `selector.sketch` for `+selector/sketch=topk`."""
-    return word.strip("+~ ").partition("=")[0].strip().replace("/", ".")
-
-
 def composition_problems(
     error: Exception, overrides: Sequence[Override], known: Mapping[str, Any] | None
 ) -> list[Problem]:
     """Return the problems of the files and words that caused an error of Hydra, at least one.
 
-    `known` is the config that the choices among the overrides make; None if they do not compose.
+    These are the problems that fedsim finds by itself. If it finds none, it blames the word whose
+    key is in Hydra's message, or no word at all. `known` is the config that the choices among the
+    overrides make; None if they do not compose.
     """
-    # 1. Defaults lists of chosen files, and unknown keys: fedsim can tell these by itself.
-    files = known_choices()
-    collector = ProblemCollector()
-    for override in overrides:
-        group = override.key_or_group
-        choice = str(override.value())
-        if files.has(group, choice):
-            collector.add(*_mistaken_defaults(files.read(group, choice), files))
-        is_key = not options(group) and not _adds(override)
-        if is_key and known is not None and not has_key(known, group):
-            collector.add(unknown_key(known, group, files))
-    if collector.problems:
-        return collector.problems
-
-    # 2. Otherwise the word whose key is in Hydra's message, or no word at all.
+    problems = _problems_without_hydra(overrides, known)
+    if problems:
+        return problems
     message = str(error)
     for override in overrides:
         key = re.escape(override.key_or_group)
         if re.search(rf"(?<![\w./]){key}(?![\w/])", message):
             return [_problem_of_word(override, error)]
     return [Problem("config", ..., first_line(error))]
+
+
+def _problems_without_hydra(
+    overrides: Sequence[Override], known: Mapping[str, Any] | None
+) -> list[Problem]:
+    """Return the problems of the defaults lists of chosen files, and of unknown keys."""
+    files = known_choices()
+    collector = ProblemCollector()
+    for override in overrides:
+        key = override.key_or_group
+        choice = str(override.value())
+        if options(key):
+            if files.has(key, choice):
+                collector.add(*_mistaken_defaults(files.read(key, choice), files))
+        elif known is not None and not _adds(override) and not has_key(known, key):
+            collector.add(unknown_key(known, key, files))
+    return collector.problems
 
 
 def _adds(override: Override) -> bool:
@@ -107,24 +112,35 @@ def _problem_of_word(override: Override, error: Exception) -> Problem:
     return Problem(key, value, first_line(error))
 
 
-def _mistaken_defaults(file: ChoiceFile, files: ChoiceFiles) -> Iterator[Problem]:
-    """Yield the problems of the entries of a file's defaults list that choose in top-level
-    groups."""
+def _mistaken_defaults(file: ChoiceFile, files: ChoiceFiles) -> Iterator[Problem | None]:
+    """Yield the problem of each entry `key: choice` in a file's defaults list, or None."""
     for entry in file.entries:
-        for key, choice in entry.items() if isinstance(entry, dict) else []:
-            group = str(key).split(" ")[-1].lstrip("/")
-            place = f"{file.path}: `- {key}: {choice}`"
-            if group not in files.groups:
-                if str(key).startswith("override /"):
-                    text = "is about no group that there is"
-                    yield replace(unknown(group, files.groups), key=place, rule=text)
-            elif "/" not in group and key != f"override /{group}":
-                remedy = f"write `- override /{group}: {choice}`"
-                yield Problem(place, ..., "does not replace the choice made", remedy)
-            elif mistake := mistaken_choice(parse_one(f"{group}={choice}")):
-                yield replace(mistake, key=place, value=...)
-            elif file.package == file.group:
-                yield missing_package_line(file)
+        if isinstance(entry, dict):
+            for key, choice in entry.items():
+                yield _mistaken_entry(str(key), choice, file, files)
+
+
+def _mistaken_entry(key: str, choice: Any, file: ChoiceFile, files: ChoiceFiles) -> Problem | None:
+    """Return the problem of the entry `key: choice` in the defaults list of a file; None if there
+    is none.
+
+    Top-level groups, such as `selector`, already have a choice. Only the key `override /selector`
+    replaces it. Other entries are about groups below that of the file.
+    """
+    group = key.split(" ")[-1].lstrip("/")
+    place = f"{file.path}: `- {key}: {choice}`"
+    if group not in files.groups:
+        if not key.startswith("override /"):  # the group may lie below that of the file
+            return None
+        text = "is about no group that there is"
+        return replace(unknown(group, files.groups), key=place, rule=text)
+    if "/" not in group and key != f"override /{group}":
+        remedy = f"write `- override /{group}: {choice}`"
+        return Problem(place, ..., "does not replace the choice made", remedy)
+    mistake = mistaken_choice(parse_one(f"{group}={choice}"))
+    if mistake is not None:
+        return replace(mistake, key=place, value=...)
+    return missing_package_line(file) if file.package == file.group else None
 
 
 def several_values(override: Override) -> Problem:
@@ -137,25 +153,25 @@ def several_values(override: Override) -> Problem:
 
 
 def explained(problems: Sequence[Problem], job: ComposedJob) -> list[Problem]:
-    """Return `problems` of a composed job with more remedies.
+    """Return `problems` of a composed job, with better remedies where the job tells more."""
+    return [_explained(problem, job) for problem in problems]
 
-    They say how to quote a text, where an unknown key is known, and how to leave out an unknown key
-    that a file sets.
-    """
-    explanations = []
-    for problem in problems:
-        key, value = problem.key, problem.value
-        if problem.rule == UNKNOWN_KEY and not _is_of_class(key, job):
-            problem = _explained_key(key, job)
-        elif isinstance(value, str) and key in job.files.groups and job.config.get(key) == value:
-            remedy = f"choose it in the file's defaults list: `- override /{key}: {value}`"
-            problem = replace(problem, remedy=remedy)
-        elif isinstance(value, int | float) and re.search("a string|a path", problem.rule):
-            texts = [word.partition("=")[2] for word in job.overrides if _bare(word) == key]
-            example = quoted(key, texts[-1]) if texts else f'{key}: "{value}"'
-            problem = replace(problem, remedy=f"quote a text: {example}")
-        explanations.append(problem)
-    return explanations
+
+def _explained(problem: Problem, job: ComposedJob) -> Problem:
+    key, value = problem.key, problem.value
+    # 1. An unknown key: say where it is known.
+    if problem.rule == UNKNOWN_KEY and not _is_of_class(key, job):
+        return _explained_key(key, job)
+    # 2. A file has `selector: gpfl` among its keys.
+    if isinstance(value, str) and key in job.files.groups and job.config.get(key) == value:
+        remedy = f"choose it in the file's defaults list: `- override /{key}: {value}`"
+        return replace(problem, remedy=remedy)
+    # 3. A text that looks like a number, such as name=2024: say how to quote it.
+    if isinstance(value, int | float) and re.search("a string|a path", problem.rule):
+        texts = [word.partition("=")[2] for word in job.overrides if dotted_key(word) == key]
+        example = quoted(key, texts[-1]) if texts else f'{key}: "{value}"'
+        return replace(problem, remedy=f"quote a text: {example}")
+    return problem
 
 
 def _is_of_class(key: str, job: ComposedJob) -> bool:
@@ -165,14 +181,16 @@ def _is_of_class(key: str, job: ComposedJob) -> bool:
 
 
 def _explained_key(key: str, job: ComposedJob) -> Problem:
-    """Return the problem of an unknown key: in a file without its package line, in a word that the
-    user typed, or in a file."""
+    """Return the problem of an unknown key, which a word of the user or a file sets."""
     files = job.files
-    if key in job.choices and key in files.groups:
+    if key in job.choices and key in files.groups:  # the keys of a preset are below `preset`
         return missing_package_line(files.read(key, job.choices[key]))
     for typed in job.typed:
-        is_group = typed.replace(".", "/") in files.groups
-        if not is_group and (f"{key}.".startswith(f"{typed}.") or typed.startswith(f"{key}.")):
-            return unknown_key(job.config, max(key, typed, key=len), files)
+        if typed.replace(".", "/") in files.groups:
+            continue
+        if f"{key}.".startswith(f"{typed}."):  # the user typed the key, or a mapping with it
+            return unknown_key(job.config, key, files)
+        if typed.startswith(f"{key}."):  # the user typed a key below it
+            return unknown_key(job.config, typed, files)
     problem = unknown_key(job.config, key, files)
     return replace(problem, remedy=f"{problem.remedy}; a file sets it, and '~{key}' leaves it out")

@@ -23,10 +23,10 @@ from fedsim.core.errors import Problem
 from fedsim.core.text import nearest
 
 PRESET_GROUPS = ("preset", "cell")
-"""Config groups in which the user may choose nothing, as by `preset=null`."""
+"""Config groups whose choices set keys and choices of all other groups. The user may choose nothing
+in them, as by `preset=null`."""
 COMMAND_PREFIXES = ("hydra.", "small.", "debug.")
-"""Beginnings of keys that are about the command line. Keys that end like a mistaken one are not
-looked for there."""
+"""Beginnings of keys that no run's config has. They are not suggested for a mistaken key."""
 UNKNOWN_KEY = "is not a known key"
 """The rule that an unknown key violates, in the same words as in `fedsim.config.build.unknown`."""
 KEYS_OF_SYMBOLS = {
@@ -51,12 +51,13 @@ not all choices have it."""
 def mistaken_choice(override: Override) -> Problem | None:
     """Return the problem of an override whose choice its group does not have.
 
-    None if the group has it, or if the override is no choice: if its key is no group.
+    Returns None if the group has it, or if the override is no choice: if its key is no group.
     """
     group = override.key_or_group
     choice: Any = override.value()
-    may_be_null = group in PRESET_GROUPS and chooses_nothing(override)
-    if may_be_null or override.is_delete() or not options(group):
+    if override.is_delete() or not options(group):
+        return None
+    if group in PRESET_GROUPS and chooses_nothing(override):
         return None
     remedy = ""
     # Only a path below the group's folder can be a choice.
@@ -78,9 +79,12 @@ def _choices_called(group: str, name: str) -> str:
     name.
     """
     choices = known_choices().also_called(group, name)
-    lines = [f"{choice}: {idea}" for choice, idea in choices.items()]
-    head = f"{len(lines)} of its choices are called {name}; write which one"
-    return "\n      ".join([head, *lines]) if lines else ""
+    if not choices:
+        return ""
+    lines = [f"{len(choices)} of its choices are called {name}; write which one"]
+    for choice, idea in choices.items():
+        lines.append(f"{choice}: {idea}")
+    return "\n      ".join(lines)
 
 
 def _choice_elsewhere(group: str, choice: str) -> str:
@@ -103,32 +107,36 @@ def unknown_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> Prob
     """Return the problem of a dotted key that cannot be set.
 
     Either `config` does not have the key, or it has the key below a `_target_` whose class has no
-    such parameter. The remedy is the first of these that there is:
+    such parameter. The remedy is the first of these that applies:
 
     1. The key belongs to choices that the user did not make: "it is a key of selector=pncs".
-    2. The key ends like other keys, or it is a symbol of a paper: "did you mean optimizer.lr?"
-    3. The key is similar to one in the same place; otherwise all keys in that place.
+    2. Keys elsewhere end like it, or it is a symbol of a paper: "did you mean optimizer.lr?"
+    3. A key in the same place is similar. If none is, the remedy lists all keys in that place.
     """
+    place, missing_name = _first_missing(config, key)
+    neighbours = _names_in(config, place, missing_name)
+    in_same_place = unknown(missing_name, neighbours, place)
     last_name = key.rpartition(".")[2]
-    parent, name = _first_missing(config, key)
-    siblings = _names_in(config, parent, name)
-    in_same_place = unknown(name, siblings, parent)
+    key_of_symbol = KEYS_OF_SYMBOLS.get(last_name)
 
-    if choices := _choices_with(config, key, files):
+    # 1. A key of other choices. It may also be meant otherwise.
+    choices = _choices_with(config, key, files)
+    if choices:
         remedies = [f"it is a key of {choices}"]
         if key in SHORTHANDS:
-            remedies.append(f"did you mean {KEYS_OF_SYMBOLS[last_name]}?")
-        if nearest(name, siblings):
+            remedies.append(f"did you mean {key_of_symbol}?")
+        if nearest(missing_name, neighbours):
             remedies.append(in_same_place.remedy)
         return Problem(key, ..., UNKNOWN_KEY, "; or ".join(remedies))
 
-    # A key that was typed with its place, such as optimizer.x, is not looked for elsewhere.
-    similar_keys = [] if parent else _keys_ending_with(config, key, files)
-    key_of_symbol = KEYS_OF_SYMBOLS.get(last_name)
-    if key_of_symbol and key_of_symbol.split()[0] not in similar_keys:
-        similar_keys.append(key_of_symbol)
-    if similar_keys:
-        return Problem(key, ..., UNKNOWN_KEY, f"did you mean {' or '.join(similar_keys)}?")
+    # 2. A key elsewhere, unless the user typed a place that there is, as in optimizer.x
+    suggested_keys = [] if place else _keys_ending_with(config, key, files)
+    if key_of_symbol and key_of_symbol.split()[0] not in suggested_keys:
+        suggested_keys.append(key_of_symbol)
+    if suggested_keys:
+        return Problem(key, ..., UNKNOWN_KEY, f"did you mean {' or '.join(suggested_keys)}?")
+
+    # 3. A key in the same place
     return in_same_place
 
 
@@ -167,7 +175,8 @@ def _choices_with(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> st
     names_by_group = files.choices_by_key.get(key)
     if not names_by_group:
         return ""
-    groups = sorted(names_by_group)  # all are on the way to the key, so outer groups come first
+    # Each group contains the next one, because the key is below all of them.
+    groups = sorted(names_by_group, key=len)
     in_config = [group for group in groups if has_key(config, group.replace("/", "."))]
     group = in_config[-1] if in_config else groups[0]
     return f"{group}={'|'.join(names_by_group[group])}"
@@ -176,11 +185,12 @@ def _choices_with(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> st
 def _keys_ending_with(config: Mapping[str, Any], name: str, files: ChoiceFiles) -> list[str]:
     """Return the groups whose last part is `name`, and the keys of `config` whose last part it is.
 
-    Groups are written with slashes. So a group's own key is not listed again, nor are keys below
-    it, nor keys of the command line.
+    Groups are written with slashes. The key of such a group, and keys below it, are left out.
     """
     groups = [group for group in files.groups if group.endswith(f"/{name}")]
-    hidden = [*COMMAND_PREFIXES, *(f"{group.replace('/', '.')}." for group in groups)]
+    hidden = list(COMMAND_PREFIXES)
+    for group in groups:
+        hidden.append(f"{group.replace('/', '.')}.")
     keys = []
     for key in all_keys(config):
         if key.endswith(f".{name}") and not f"{key}.".startswith(tuple(hidden)):

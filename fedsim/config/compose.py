@@ -7,13 +7,16 @@ built (`fedsim.config.parts`).
 
 The words are the overrides of the command line. The scale (`scale=small` or `debug`) makes a job
 smaller; a preset may add overrides with several values, over which it sweeps.
+
+A command calls `compose_jobs`, `outlined` and `check_rest`, one for each stage. `check_jobs` is
+short for the last two. `make_plan` does both for a config that has been composed already.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from fedsim.config.composition import choices_of, compose_config, run_name, words_of_scale
@@ -23,9 +26,10 @@ from fedsim.config.mistakes import all_mistakes, explained, several_values
 from fedsim.config.overlay import JobComposer
 from fedsim.config.plan import Plan, outline
 from fedsim.config.sources import known_choices, options
-from fedsim.config.sources import search_path as search_path
+from fedsim.config.sources import search_path as search_path  # callers import it from here
 from fedsim.config.suggestions import mistaken_choice
 from fedsim.config.words import (
+    dotted_key,
     expand,
     key_of,
     long_form,
@@ -47,11 +51,8 @@ def compose_jobs(
     `multirun` says that words may have several values (-m). Must be called inside `search_path`.
     Raises `ConfigError` with all problems of all words.
     """
-
-    def compose(words: Sequence[str]) -> list[ComposedJob]:
-        return _compose_jobs(words, multirun=multirun, config_name=config_name)
-
     words = long_form(words, known_choices())
+    compose = partial(_compose_jobs, multirun=multirun, config_name=config_name)
     try:
         return compose(words)
     except ConfigError as error:
@@ -62,42 +63,42 @@ def compose_jobs(
 
 def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> list[ComposedJob]:
     """Return every job. Raises `ConfigError` with the problems of some words."""
-    # 1. Read the words, and compose the words with one value into a base. Words about a group that
-    # is swept over (`selector.alpha=1` with `selector=a,b`) are left out: not every choice may have
-    # their key.
+    # 1. Read the words.
     overrides = parse(words)
     check(*node_problems(override.key_or_group for override in overrides))
     swept = [override for override in overrides if override.is_sweep_override()]
     for override in swept:
         if options(override.key_or_group):
             check(*(mistaken_choice(parse_one(word)) for word in values_of(override)))
-    swept_keys = tuple(map(_dotted_key, swept))
-    single = [o.input_line or "" for o in overrides if not _dotted_key(o).startswith(swept_keys)]
-    base = compose_config(single, config_name)
 
-    # 2. Expand the sweep, with the changes of the scale and the sweep of the preset. The user's
-    # words come last, so that they replace both. If the scale differs between jobs, each job adds
-    # its own changes in `JobComposer.compose`.
+    # 2. Compose the words with one value. Words about a group that is swept over are left out, such
+    # as `selector.alpha=1` with `selector=a,b`: not every choice may have their key.
+    swept_keys = tuple(f"{dotted_key(override.key_or_group)}." for override in swept)
+    single_words = []
+    for override in overrides:
+        # with a dot at the end, so that the key `selectors` is not below `selector`
+        if not f"{dotted_key(override.key_or_group)}.".startswith(swept_keys):
+            single_words.append(override.input_line or "")
+    config = compose_config(single_words, config_name)
+
+    # 3. Add the changes of the scale and the sweep of the preset, and expand. The user's words come
+    # last, so that they replace both. If the scale differs between jobs, the changes are not the
+    # same for all, and are added to each job in step 4.
     scales_differ = any(override.key_or_group in ("preset", "scale") for override in swept)
-    scale_words = [] if scales_differ else words_of_scale(base, overrides)
-    if multirun or str(base.hydra.mode).endswith("MULTIRUN"):
-        preset_words = words_of(base.hydra.sweeper.get("params") or {})
-        jobs = expand([*parse([*preset_words, *scale_words]), *overrides])
+    scale_words = [] if scales_differ else words_of_scale(config, overrides)
+    if multirun or str(config.hydra.mode).endswith("MULTIRUN"):
+        preset_words = words_of(config.hydra.sweeper.get("params") or {})
+        words_by_job = expand([*parse([*preset_words, *scale_words]), *overrides])
     else:
         check(*map(several_values, swept))
-        jobs = [[*scale_words, *words]]
+        words_by_job = [[*scale_words, *words]]
 
-    # 3. Compose the jobs.
+    # 4. Compose the jobs. `derive` adds no changes of a scale.
     typed = frozenset(map(key_of, overrides))
-    composer = JobComposer(config_name, typed, {tuple(single): base})
-    if scales_differ or len(jobs) == 1:
-        return [composer.compose(job) for job in jobs]
-    return [composer.derive(job) for job in jobs]
-
-
-def _dotted_key(override: Override) -> str:
-    """Return the key of an override with a dot after it: `selector.sketch.` for a group, too."""
-    return f"{override.key_or_group.replace('/', '.')}."
+    composer = JobComposer(config_name, typed, {tuple(single_words): config})
+    if scales_differ or len(words_by_job) == 1:
+        return [composer.compose(job_words) for job_words in words_by_job]
+    return [composer.derive(job_words) for job_words in words_by_job]
 
 
 def config_page(words: Sequence[str], *, config_name: str, resolve: bool) -> str:
@@ -166,10 +167,13 @@ def _names_by_swept_values(jobs: Sequence[ComposedJob]) -> list[str]:
 
 
 def check_rest(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:
-    """Raise `ConfigError` with all problems that show when the components of jobs are built."""
+    """Build the components of jobs that are `outlined` as `plans`.
+
+    Raises `ConfigError` with all problems that show only then.
+    """
     collector = ProblemCollector()
     for job, plan in zip(jobs, plans, strict=True):
-        from fedsim.config.parts import check_parts  # imports PyTorch
+        from fedsim.config.parts import check_parts  # imports PyTorch; not needed without jobs
 
         try:
             check_parts(plan, elsewhere=runs_elsewhere(job.launcher))

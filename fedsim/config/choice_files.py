@@ -49,11 +49,16 @@ from fedsim.core.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class ChoiceFile:
-    """The file of a choice, together with its `bases`.
+    """The file of a choice, together with its bases.
 
-    `text`: its content. `package`: the dotted key below which its keys are. `own_values`: its keys.
-    `values`: its keys merged with those of the bases that have the same package. `entries`: its
-    defaults list. `included`: the choice that it or a base includes in each other group.
+    - `text`: the content of the file.
+    - `package`: the dotted key below which its keys are in a config.
+    - `own_values`: its keys with their values.
+    - `values`: these, merged with those of the bases that have the same package.
+    - `entries`: its defaults list.
+    - `included`: the choices that it and its bases include themselves, by their groups, which are
+      other groups. `ChoiceFiles.all_included` adds what these choices include.
+    - `bases`: the files of its bases.
     """
 
     group: str
@@ -66,13 +71,6 @@ class ChoiceFile:
     entries: Sequence[Any]
     included: Mapping[str, str]
     bases: "Sequence[ChoiceFile]"
-
-
-def missing_package_line(file: ChoiceFile) -> Problem:
-    """Return the problem of a file that lacks the line `# @package _global_`, which puts its keys
-    at the top level."""
-    text = f"has its keys below `{file.group}`, where none is known"
-    return Problem(str(file.path), ..., text, "make `# @package _global_` its first line")
 
 
 class ChoiceFiles:
@@ -98,9 +96,9 @@ class ChoiceFiles:
         """The names of the choices that have a key, by the dotted key and then by the group.
 
         For example, `choices_by_key["selector.metric"]["selector"]` is the list of selectors with
-        this key. The mapping of an included choice does not count, but its entries do: gpfl.yaml
-        includes a choice of `selector/exploration`, so `selector.exploration.rho` is a key of gpfl,
-        and `selector.exploration` is not.
+        this key. gpfl.yaml includes a choice of `selector/exploration`. The keys of this choice,
+        such as `selector.exploration.rho`, are keys of gpfl. `selector.exploration` itself is not,
+        because it is a group.
         """
         choices: dict[str, dict[str, list[str]]] = {}
         for group in self.groups:
@@ -180,41 +178,42 @@ class ChoiceFiles:
             defaults.append(entry)
         return defaults
 
-    def read(self, group: str, name: str, chain: Sequence[str] = ()) -> ChoiceFile:
+    def read(self, group: str, name: str, derived: Sequence[str] = ()) -> ChoiceFile:
         """Return the choice `name`, which its group must have (see `has`).
 
-        `chain` is for the recursion: the choices that are being read, each a base of the one before
-        it. Raises `ConfigError` if this file or a base cannot be read, or if a choice is its own
-        base. A base that does not exist is skipped: Hydra reports it.
+        `derived` is for the recursion: the choices of which this one is a base, the nearest last.
+        Raises `ConfigError` if this file or a base cannot be read, or if a choice is its own base.
+        A base that does not exist is skipped: Hydra reports it.
         """
         if (group, name) in self._files:
             return self._files[group, name]
         path = self._path(group, name)
         assert path is not None, f"conf/{group}/ has no {name}"
-        chain = [*chain, name]
         text = read_text(path)
         content = parse_yaml(path, text)
         package = package_of(text, group)
         entries = self.defaults(content, group)
         own_values = {str(key): value for key, value in content.items() if key != "defaults"}
-        values: dict[str, Any] = {}
-        inherited: dict[str, str] = {}
-        included: dict[str, str] = {}
+
+        chain = [*derived, name]
         bases: list[ChoiceFile] = []
+        values: dict[str, Any] = {}
+        included_by_bases: dict[str, str] = {}
+        included: dict[str, str] = {}
         for other_group, choice in included_choices(entries, group):
             if choice == "_self_":
                 values = merge(values, own_values)
             elif other_group != group:
                 included[other_group] = choice
             elif choice in chain:
-                cycle = " -> ".join([*chain[chain.index(choice) :], choice])
-                text = f"is its own base: {cycle}"
+                circle = [*chain[chain.index(choice) :], choice]
+                text = f"is its own base: {' -> '.join(circle)}"
                 remedy = "leave one of them out of a defaults list"
                 raise ConfigError([Problem(str(path), ..., text, remedy)])
             elif self.has(group, choice):
                 base = self.read(group, choice, chain)
                 bases.append(base)
-                inherited.update(base.included)
+                included_by_bases.update(base.included)
                 if base.package == package:
                     values = merge(values, base.values)
         file = ChoiceFile(
@@ -226,7 +225,7 @@ class ChoiceFiles:
             own_values=own_values,
             values=values,
             entries=entries,
-            included=inherited | included,
+            included=included_by_bases | included,
             bases=bases,
         )
         self._files[group, name] = file
@@ -247,28 +246,33 @@ class ChoiceFiles:
     def config(self, group: str, name: str) -> dict[str, Any]:
         """Return everything that a choice, with all that it includes, adds to a config."""
         config: dict[str, Any] = {}
-        for package, values in self._layers(group, name, self.all_included(group, name)):
-            config = merge(config, nest(values, package))
+        included = self.all_included(group, name)
+        for file in self._files_to_merge(group, name, included, set()):
+            config = merge(config, nest(file.own_values, file.package))
         return config
 
-    def _layers(
-        self, group: str, name: str, waiting: dict[str, str]
-    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield package and values of a choice and of all that it includes. Later ones win.
+    def _files_to_merge(
+        self, group: str, name: str, included: Mapping[str, str], done: set[str]
+    ) -> Iterator[ChoiceFile]:
+        """Yield the files of a choice and of all that it includes in Hydra's order: the own values
+        of a later file win.
 
-        The order is Hydra's: that of the defaults list, at each entry everything below it.
-        `waiting` has the included choice of each group that is not yielded yet, and is changed.
-        An `override` thus takes the place of the entry that it overrides, which comes earlier.
+        A file stands where its defaults list has `_self_`; all that another entry includes stands
+        where this entry is. A group has one choice, that in `included`, and it stands at the first
+        entry about the group. So an `override` takes the place of the entry that it overrides,
+        which comes earlier. `done` are the groups whose choice has been yielded; it is extended.
         """
         file = self.read(group, name)
         for other_group, choice in included_choices(file.entries, group):
             if choice == "_self_":
-                yield file.package, file.own_values
+                yield file
             elif other_group == group:
                 if self.has(group, choice):
-                    yield from self._layers(group, choice, waiting)
-            elif other_group in waiting:
-                yield from self._layers(other_group, waiting.pop(other_group), waiting)
+                    yield from self._files_to_merge(group, choice, included, done)
+            elif other_group in included and other_group not in done:
+                done.add(other_group)
+                choice = included[other_group]
+                yield from self._files_to_merge(other_group, choice, included, done)
 
     def _path(self, group: str, name: str) -> Path | None:
         """Return the file of a choice; None if there is none inside the folders."""
@@ -285,6 +289,13 @@ class ChoiceFiles:
             except OSError:  # the name is longer than the file system's names
                 return None
         return None
+
+
+def missing_package_line(file: ChoiceFile) -> Problem:
+    """Return the problem of a file that lacks the line `# @package _global_`, which puts its keys
+    at the top level."""
+    text = f"has its keys below `{file.group}`, where none is known"
+    return Problem(str(file.path), ..., text, "make `# @package _global_` its first line")
 
 
 def included_choices(entries: Sequence[Any], group: str) -> Iterator[tuple[str, str]]:

@@ -40,8 +40,10 @@ PASSED: Mapping[str, tuple[str, ...]] = {
     "clients": ("num_clients", "num_classes", "streams"),
 }
 """Names of the arguments that fedsim passes by position to the class of a config group (the folder
-in conf/, which is also the key of its node). Other groups get none. Only checks and messages here
-use them, so they must agree with the calls of `instantiate`."""
+in conf/, which is also the key of its node). Other groups get none. `inspect_node` and messages use
+them, so they must agree with the calls of `instantiate`."""
+ORDER_REMEDY = "put these parameters first; those from the config are given by name"
+"""What to do about a constructor that does not take the arguments of `PASSED` by position."""
 
 
 def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
@@ -75,7 +77,8 @@ def construct(constructor: Callable[..., T], values: Node, key: str, *passed: An
 def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
     """Return the class or function of a node after checking its target, names and types.
 
-    Only the nodes inside this node are built, because that checks them. Raises `ConfigError`.
+    It is not called. Nodes inside this node are built, because this checks them. Raises
+    `ConfigError`.
     """
     constructor = resolve(node, base, key)
     _arguments(_values(node), constructor, key, len(PASSED.get(key, ())))
@@ -96,29 +99,38 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
     target = node.get("_target_") if isinstance(node, Mapping) else None
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
 
-    def rejection(addition: str, remedy: str = "") -> ConfigError:
-        return ConfigError([Problem(_join(key, "_target_"), target, expected + addition, remedy)])
+    def rejection(more: str, remedy: str = "") -> ConfigError:
+        """Return the error that the target is not what is `expected`, followed by `more`."""
+        return ConfigError([Problem(_join(key, "_target_"), target, expected + more, remedy)])
 
+    # 1. The target is a dotted path.
     if not isinstance(target, str) or "." not in target:
         line = "a file of your own needs the line `_target_: <module>.<Class>`"
         remedy = f"{line}; fedsim's are in conf/{_group_of(key)}/"
         if node is None and "." in key:
             remedy = f"~{key} leaves it out"
         raise rejection("", remedy)
+
+    # 2. Its module may be imported, and this succeeds.
     module_name, _, name = target.rpartition(".")
-    if reason := not_imported(module_name):
+    reason = not_imported(module_name)
+    if reason is not None:
         raise rejection(f"; {reason}", REMEDY)
     if module_name.partition(".")[0] != "fedsim":
         find_in_working_folder()
     try:
         constructor = _import(target)
-        user_code({"_target_": target})  # notes the source as it was imported; it may change later
-        is_function = inspect.isfunction(constructor)
-        cls = get_type_hints(constructor).get("return") if is_function else constructor
+        # This keeps the source that was imported, because the file may change later.
+        user_code({"_target_": target})
+        built_class = constructor
+        if inspect.isfunction(constructor):
+            built_class = get_type_hints(constructor).get("return")
     except (Exception, SystemExit) as error:  # a module of the user's may raise anything
-        addition = f"; importing it failed: {type(error).__name__}: {error}"
-        raise rejection(addition, _import_remedy(module_name, name, error)) from error
-    if not isinstance(cls, type) or not issubclass(cls, base):
+        reason = f"importing it failed: {type(error).__name__}: {error}"
+        raise rejection(f"; {reason}", _import_remedy(module_name, name, error)) from error
+
+    # 3. It builds objects of the expected class.
+    if not isinstance(built_class, type) or not issubclass(built_class, base):
         raise rejection("")
     if inspect.isabstract(constructor):
         raise rejection(" that implements its abstract methods")
@@ -190,24 +202,21 @@ def _arguments(
     `ConfigError` with all unknown and missing names and all values of a wrong type.
     """
     signature = inspect.signature(constructor)
-    parameters = list(signature.parameters.values())
-    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    by_name = [*by_position[num_passed:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
-    settable = {p.name: p for p in by_name if p.kind is not p.POSITIONAL_ONLY}
     hints = _hints(constructor, key)
     passed_names = PASSED.get(key, ())
-    in_their_places = [p.name for p in by_position[:num_passed] if p.name not in passed_names]
+    passed, settable = _parameters(signature, num_passed)
 
+    # 1. The names of the values
     problems = []
     for name in values:
-        if name in in_their_places:
-            text = (
-                f"{constructor.__qualname__} has it where fedsim passes {', '.join(passed_names)}"
-            )
-            remedy = "put these parameters first; those from the config are given by name"
-            problems.append(Problem(_join(key, name), ..., text, remedy))
+        if name in passed and name not in passed_names:
+            text = f"has it where fedsim passes {', '.join(passed_names)}"
+            text = f"{constructor.__qualname__} {text}"
+            problems.append(Problem(_join(key, name), ..., text, ORDER_REMEDY))
         elif name not in settable:
             problems.append(unknown(name, settable, key))
+
+    # 2. Their types, and missing values
     arguments: dict[str, Any] = {}
     for name, parameter in settable.items():
         place = _join(key, name)
@@ -222,17 +231,34 @@ def _arguments(
     if problems:
         raise ConfigError(problems)
 
-    # This fails only for a user's class that does not take what fedsim passes.
+    # 3. The call. This fails only for a user's class that does not take what fedsim passes.
     placeholders = [None] * num_passed
     try:
         signature.bind(*placeholders, **arguments)
     except TypeError as error:
-        passed = ", ".join(passed_names) or "nothing"
-        text = f"must take what fedsim passes by position: {passed} ({error})"
-        remedy = "put these parameters first; those from the config are given by name"
-        problem = Problem(key, ..., f"{constructor.__qualname__} {text}", remedy)
-        raise ConfigError([problem]) from error
+        text = f"must take what fedsim passes by position: {', '.join(passed_names) or 'nothing'}"
+        text = f"{constructor.__qualname__} {text} ({error})"
+        raise ConfigError([Problem(key, ..., text, ORDER_REMEDY)]) from error
     return arguments
+
+
+def _parameters(
+    signature: inspect.Signature, num_passed: int
+) -> tuple[list[str], dict[str, inspect.Parameter]]:
+    """Return the names of the parameters that get fedsim's `num_passed` positional arguments, and
+    the other parameters that can be given by name."""
+    passed: list[str] = []
+    settable: dict[str, inspect.Parameter] = {}
+    for parameter in signature.parameters.values():
+        takes_position = parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+        )
+        if takes_position and len(passed) < num_passed:
+            passed.append(parameter.name)
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            settable[parameter.name] = parameter
+    return passed, settable
 
 
 def _hints(constructor: Callable[..., Any], key: str) -> dict[str, Any]:

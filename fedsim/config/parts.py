@@ -52,7 +52,8 @@ OPTIONAL = ("clients", "local_algorithm", "system")
 """Groups that a config may lack: one of an earlier version, or one with null for the group."""
 
 _model_problems: dict[tuple[object, str, str], list[Problem]] = {}
-"""Problems by class, values and form. The jobs of a sweep have few different models."""
+"""The problems of models by class or function, node and form. The jobs of a sweep have few
+different models."""
 
 
 def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
@@ -73,22 +74,20 @@ def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
     collector.run_user_code(_check_selector, plan, components, collector)
     if not elsewhere:
         collector.add(_device_problem(settings.device))
-    collector.add(
-        rule(
-            settings.client_accuracy != "holdout" or plan.local.holdout_fraction > 0,
-            "client_accuracy",
-            settings.client_accuracy,
-            "needs samples that are held out",
-            "set local.holdout_fraction=0.2, say, or client_accuracy=labels",
-        ),
-        rule(
-            settings.test_on != "holdout" or plan.local.holdout_fraction > 0,
-            "test_on",
-            settings.test_on,
-            "needs samples that are held out",
-            "set local.holdout_fraction=0.1, say",
-        ),
-    )
+    needs_holdout = [
+        ("client_accuracy", settings.client_accuracy, "0.2, say, or client_accuracy=labels"),
+        ("test_on", settings.test_on, "0.1, say"),
+    ]
+    for key, value, remedy in needs_holdout:
+        collector.add(
+            rule(
+                value != "holdout" or plan.local.holdout_fraction > 0,
+                key,
+                value,
+                "needs samples that are held out",
+                f"set local.holdout_fraction={remedy}",
+            )
+        )
     check(*collector.problems)
 
 
@@ -99,7 +98,8 @@ def _build_small_components(plan: Plan, collector: ProblemCollector) -> dict[str
     """
     bases: dict[str, type] = dict(BASES, system=System)
     del bases["model"], bases["selector"]
-    # stand-ins for the arguments that a run passes by position (see `PASSED` in build.py)
+    # Stand-ins for the arguments that a run passes by position (see `PASSED` in build.py). The
+    # number of classes is not known before files are read; 2 is the least.
     passed: dict[str, tuple[Any, ...]] = {
         "dataset": (Path(), Path()),
         "aggregator": (frozenset(),),
@@ -117,27 +117,28 @@ def _build_small_components(plan: Plan, collector: ProblemCollector) -> dict[str
 def check_model(node: Any, form: Form | None) -> None:
     """Check the target of a model's node, its names and types, and the rules of its constructor.
 
-    `form` is the form of the data set; None: it is not known before files are read. The constructor
-    is then not called. Raises `ConfigError`.
+    `form` is the form of the data set. If it is not known before files are read, it is None, and
+    the constructor is not called. Raises `ConfigError`.
 
     A model of fedsim is built on torch's meta device, so that no weights are made. A class of the
-    user's may not work on that device and is built as in a run. A function, or a class of the
-    user's that has a backbone, may read files of weights, so only the run calls it.
+    user's may not work on that device and is built as in a run. A function of the user's, or a
+    class with the method `load_backbone`, may read files of weights, so only the run calls it.
     """
-    cls = inspect_node(node, nn.Module, "model")
-    is_shipped = cls.__module__.startswith("fedsim.models.")
-    reads_weights = not isinstance(cls, type) or hasattr(cls, "load_backbone")
-    if form is None or (reads_weights and not is_shipped):
+    constructor = inspect_node(node, nn.Module, "model")
+    is_shipped = constructor.__module__.startswith("fedsim.models.")
+    is_function = not isinstance(constructor, type)
+    may_read_weights = is_function or hasattr(constructor, "load_backbone")
+    if form is None or (may_read_weights and not is_shipped):
         return
-    known = (cls, json.dumps(node, sort_keys=True, default=repr), repr(form))
-    if known not in _model_problems:
+    key = (constructor, json.dumps(node, sort_keys=True, default=repr), repr(form))
+    if key not in _model_problems:
         collector = ProblemCollector()
-        device = torch.device("meta") if is_shipped else nullcontext()
+        on_device = torch.device("meta") if is_shipped else nullcontext()
         # a user's class draws weights from torch's global generator, which must not change here
-        with torch.random.fork_rng(devices=[]), device:
+        with torch.random.fork_rng(devices=[]), on_device:
             collector.run(instantiate, node, nn.Module, "model", *form)
-        _model_problems[known] = collector.problems
-    check(*_model_problems[known])
+        _model_problems[key] = collector.problems
+    check(*_model_problems[key])
 
 
 def _check_augmentation(dataset: Dataset | None, node: Any) -> None:
@@ -199,56 +200,86 @@ def _local_algorithm_problems(
 
 
 def _check_selector(plan: Plan, components: Mapping[str, Any], collector: ProblemCollector) -> None:
-    """Build the selector, with clients of equal size, and check the rules between it and other
-    groups. Raises `ConfigError` for the selector itself; the other problems are collected."""
-    settings = plan.settings
-    system: System | None = components["system"]
+    """Build the selector, and collect the violated rules between it and other groups.
+
+    Raises `ConfigError` if the selector itself has a problem.
+    """
+    selector = _build_selector(plan, components["system"])
+    if selector is None:
+        return
+    for problem in _selector_problems(plan, selector, components):
+        collector.add(problem)
+
+
+def _build_selector(plan: Plan, system: System | None) -> Selector | None:
+    """Return the plan's selector, for clients of equal size.
+
+    Returns None if the plan has a simulated clock with a problem, so that `system` is None. Raises
+    `ConfigError` if the selector has a problem.
+    """
     node = plan.config.get("selector")
     inspect_node(node, Selector, "selector")
-    has_clock = plan.config.get("system") is not None
-    if has_clock and system is None:
-        return  # the problem of the system is collected already
-    num_clients = settings.num_clients
+    if system is None and plan.config.get("system") is not None:
+        return None
+    settings = plan.settings
     num_selected = settings.cohort_size
     if system is not None:
-        num_selected = system.num_selected(settings.cohort_size, num_clients)
-    sizes = np.ones(num_clients, np.int64)
+        num_selected = system.num_selected(settings.cohort_size, settings.num_clients)
+    sizes = np.ones(settings.num_clients, np.int64)
     population = Population(sizes, num_selected, settings.num_rounds)
     with over_selection_explained(settings.cohort_size, num_selected):
-        selector = instantiate(node, Selector, "selector", population)
+        return instantiate(node, Selector, "selector", population)
+
+
+def _selector_problems(
+    plan: Plan, selector: Selector, components: Mapping[str, Any]
+) -> Iterator[Problem | None]:
+    """Yield the rules between the selector and other groups that the plan violates."""
+    settings = plan.settings
     name = type(selector).__name__
-    text = "must call super().__init__(population) in its __init__"
+    system: System | None = components["system"]
+    in_every_run = "say, in every run that is compared with this one"
+    yield rule(
+        hasattr(selector, "population"),
+        "selector",
+        name,
+        "must call super().__init__(population) in its __init__",
+    )
+    yield rule(
+        system is not None or not selector.needs & CLOCK_SIGNALS,
+        "system",
+        "none",
+        f"must be a simulated clock for {name}",
+        f"choose system=lognormal, {in_every_run}",
+    )
+    aggregator: Aggregator | None = components["aggregator"]
+    if settings.secure_aggregation:
+        yield from _secrecy_problems(plan, selector, aggregator)
+
+    # Samples of the server: signal, key, value, and an example of a value that provides them
     server = plan.server
-    # signal, key below `server`, its value, and an example of a value that provides the samples
     samples = [
         (Signal.VALIDATION, "validation_fraction", server.validation_fraction, 0.05),
         (Signal.PUBLIC, "public_samples", server.public_samples, 100),
     ]
-    collector.add(
-        rule(hasattr(selector, "population"), "selector", name, text),
-        rule(
-            has_clock or not selector.needs & CLOCK_SIGNALS,
-            "system",
-            "none",
-            f"must be a simulated clock for {name}",
-            "choose system=lognormal, say, in every run that is compared with this one",
-        ),
-    )
-    aggregator: Aggregator | None = components["aggregator"]
-    if settings.secure_aggregation:
-        collector.add(*_secrecy_problems(plan, selector, aggregator))
-    for signal, key, number, example in samples:
-        remedy = f"set it to {example}, say, in every run that is compared with this one"
-        is_met = number > 0 or signal not in selector.needs
-        collector.add(rule(is_met, f"server.{key}", number, f"must be > 0 for {name}", remedy))
+    for signal, key, value, example in samples:
+        yield rule(
+            value > 0 or signal not in selector.needs,
+            f"server.{key}",
+            value,
+            f"must be > 0 for {name}",
+            f"set it to {example}, {in_every_run}",
+        )
+
+    # The largest number of updates that the aggregator gets in a round. An adaptive selector may
+    # select all clients, but with over-selection the first K updates count.
     if aggregator is not None:
-        # an adaptive selector decides the number in each round: it is at most all clients. With
-        # over-selection, the first K updates count, whoever has selected.
         has_over_selection = system is not None and system.over_selection > 1
-        is_limited = has_over_selection or not selector.adaptive
-        num_updates = settings.cohort_size if is_limited else num_clients
-        for problem in aggregator.unfit_for(selector, num_updates):
-            collector.add(problem and problem.within("aggregator"))
+        max_updates = settings.cohort_size
+        if selector.adaptive and not has_over_selection:
+            max_updates = settings.num_clients
+        for problem in aggregator.unfit_for(selector, max_updates):
+            yield problem and problem.within("aggregator")
 
 
 def _secrecy_problems(

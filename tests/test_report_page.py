@@ -136,6 +136,25 @@ def test_the_data_of_curves_by_hand(tmp_path: Path) -> None:
     assert "smoothed" not in data["values"]  # too short for it
 
 
+def test_curves_of_runs_that_ended_early_are_not_called_smoothed(tmp_path: Path) -> None:
+    """The runs could have had 100 rounds. They ended after two, and no window fits into these."""
+    early = {"status": "reached", "stop_at": 0.25, "num_rounds": 100}
+    write_run(tmp_path, [0.2, 0.4], [[0], [1]], **early)
+    frame = frame_of(tmp_path)
+    data = curves_data(frame, looks_of(frame))
+    assert "smoothed" not in data["values"]
+    assert data["range_of"] == "raw"
+
+
+def test_a_curve_is_smoothed_if_it_is_as_long_as_five_windows(tmp_path: Path) -> None:
+    """Four rounds are two windows of two, and ten rounds are five."""
+    for length, window in ((4, 1), (10, 2), (60, 1)):
+        folder = tmp_path / str(length)
+        final_window = 50 if length == 60 else 2
+        write_run(folder, [0.1] * length, [[0]] * length, final_window=final_window)
+        assert accuracy_curve(read_runs(folder)).window == window
+
+
 def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
     write_run(tmp_path, [t / 1000 for t in range(600)], [[0]] * 600)
     runs = drawn_runs(tmp_path)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.core.arrays import Floats, Ints
-from fedsim.core.record import FINAL_WINDOW
 from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED
 from fedsim.results.runs import Run
 
-SMOOTHED_FROM = 5 * FINAL_WINDOW
-"""Rounds from which on accuracies are smoothed. In shorter runs the window would be most of the
-curve."""
+MIN_WINDOWS = 5
+"""Accuracies are smoothed if the shortest run of a curve has at least this many windows. In shorter
+runs the window would be most of the curve."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class AccuracyCurve:
 def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
     """Return the curve of finished runs of one group. Raises `ValueError` if there are none."""
     accuracies = stack_series(runs, "test_accuracy")
-    window = runs[0].final_window if accuracies.shape[1] >= SMOOTHED_FROM else 1
+    window = smoothing_window(runs)
     is_measured = np.isfinite(accuracies).any(0)
     by_run = np.stack([smooth(row, window) for row in accuracies])[:, is_measured]
     return AccuracyCurve(
@@ -72,6 +71,16 @@ def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
         high=np.nanmax(by_run, 0),
         window=window,
     )
+
+
+def smoothing_window(runs: Sequence[Run]) -> int:
+    """Return the number of rounds over which the curve of these runs is smoothed.
+
+    It is the window of the final accuracy, or 1 if the shortest run is too short (`MIN_WINDOWS`).
+    """
+    window = runs[0].final_window
+    num_rounds = min(run.rounds.num for run in runs)
+    return window if num_rounds >= MIN_WINDOWS * window else 1
 
 
 def smooth(values: Floats, window: int) -> Floats:

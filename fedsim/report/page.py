@@ -18,7 +18,13 @@ import numpy as np
 import pandas as pd
 
 from fedsim.core.configs import leaves
-from fedsim.report.curves import AXES, SMOOTHED_FROM, accuracy_curve, spent_until, stack_series
+from fedsim.report.curves import (
+    AXES,
+    accuracy_curve,
+    smoothing_window,
+    spent_until,
+    stack_series,
+)
 from fedsim.report.headline import header_facts
 from fedsim.report.looks import DASHES, MARKERS, Look, colour_on_page
 from fedsim.report.sections import ASSETS, Material, Section
@@ -201,14 +207,15 @@ def curves_data(runs: pd.DataFrame, method_looks: Mapping[str, Look]) -> dict[st
         dash, symbol = DASHES[look["linestyle"]], MARKERS[look["marker"]]
         looks[name] = {"color": colour_on_page(look), "dash": dash, "symbol": symbol}
     values = dict(VALUES)
-    is_short = all(run.num_rounds < SMOOTHED_FROM for run in all_runs)
-    if is_short:
+    groups = by(runs, "group").values()
+    is_smoothed = any(smoothing_window(list(rows["run"])) > 1 for rows in groups)
+    if not is_smoothed:
         del values["smoothed"]
     return {
         "axes": axes,
         "points": points,
         "units": {name: AXES[name].unit for name in axes if AXES[name].unit is not None},
-        "range_of": "raw" if is_short else "smoothed",
+        "range_of": "smoothed" if is_smoothed else "raw",
         "values": values,
         "looks": looks,
         "panels": panels,

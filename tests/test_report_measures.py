@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.report.command import with_window
 from fedsim.report.curves import AXES, spent_until
 from fedsim.report.tables import by_group, pairs
 from fedsim.report.targets import targets
@@ -65,6 +66,10 @@ def test_measures_of_halves_and_windows(tmp_path: Path) -> None:
     write_run(tmp_path, accuracies, [[0, 1]] * 39 + [[0, 1, 2, 3]])
     run = only_run(tmp_path)
     assert measures.gain_after(run, 0.5) == pytest.approx(0.35 - 0.20)
+    # Means of as many rounds are subtracted: 36 to 40 and 18 to 22, or 37 to 40 and 19 to 22.
+    for window, gain in ((1, 0.40 - 0.20), (5, 0.38 - 0.20), (4, 0.385 - 0.205)):
+        (shown,) = with_window([run], window)
+        assert measures.gain_after(shown, 0.5) == pytest.approx(gain)
     assert measures.participation_rise(run) == pytest.approx(0.5 / 20)
     assert find_measure("peak_selections")(run) == 20.5  # two clients 40 times, two once
 

@@ -63,13 +63,13 @@ def spent(run: Run, names: Sequence[str]) -> Floats:
 
 
 def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float:
-    """Return the mean test accuracy in a window of `width` rounds (an odd number).
+    """Return the mean test accuracy in a window of `width` rounds.
 
-    The window is centred on round `share` * (number of rounds), rounded down. Rounds without
-    evaluation do not count.
+    The window is centred on round `share` * (number of rounds), rounded down. If `width` is even,
+    it has one round more after the centre than before. Rounds without evaluation do not count.
     """
     middle = floor(share * run.num_rounds)  # 1-based
-    first = max(middle - 1 - width // 2, 0)
+    first = max(middle - (width + 1) // 2, 0)
     return _finite_mean(run.columns["test_accuracy"][first : middle + width // 2])
 
 
@@ -112,8 +112,9 @@ def fluctuation(run: Run) -> float:
 
 
 def gain_after(run: Run, share: float) -> float:
-    """Return final accuracy minus the accuracy in a window around the `share` of all rounds."""
-    return final_accuracy(run) - accuracy_around(run, share)
+    """Return final accuracy minus the accuracy in an equal window around the `share` of all
+    rounds."""
+    return final_accuracy(run) - accuracy_around(run, share, run.final_window)
 
 
 def rounds_to_cover(run: Run, share: float = 1.0) -> float:

@@ -7,7 +7,8 @@ effects cannot be told apart, so the number with the shortest path (the fewest d
 
 Terms:
 - A group is the set of runs that differ only in their seeds. A point is the result of one group.
-- Final accuracy is the mean test accuracy over the last 11 rounds that were evaluated.
+- Final accuracy is the mean test accuracy over those of the last rounds (11, or `final_window`)
+  that were evaluated.
 - A number is a config value that is a finite int or float; true and false are no numbers.
 - A line varies one number, with at least three values. A map varies two numbers, with at least
   three values each. A grid is either of them.

@@ -1,6 +1,7 @@
 """What a report says of methods over several settings: tables, advice, figures, classes."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from fedsim.report.drawing import style
 from fedsim.report.settings_figures import costs_plot, gains_plot
 from fedsim.report.settings_tables import advice_table, costs_table, over_settings, ranks_table
 from fedsim.results.frames import by
-from fedsim.results.measures import accuracy_by_bytes
+from fedsim.results.measures import BYTES, accuracy_by_bytes
 from fedsim.results.ranking import Comparison, class_of, compare
-from tests.report_toys import frame_of, make_report, only_run, rows_of, write_run
+from tests.report_toys import change_run, frame_of, make_report, only_run, rows_of, write_run
 
 GAINS = {"random": 0.0, "gpfl": 0.1, "oort": 0.2, "pncs": -0.3, "clairvoyant": 0.4}
 """Gains over random selection after the last of two rounds. A final accuracy is the mean of both
@@ -87,6 +88,23 @@ def test_costs_until_random_selections_accuracy_and_2_points_more(tmp_path: Path
         "area over bytes": "0.0000 [0.0000, 0.0000]",  # all of random's bytes are round 1 of oort
         "worst tenth": "-",
     }
+
+
+def test_costs_are_no_multiples_of_a_reference_that_spent_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody could be reached in the runs of random selection."""
+    write_settings(tmp_path)
+    nothing = {"bytes_down": 0, "bytes_up": 0, "participation_ratio": 0.0}
+    for path in tmp_path.glob("*/random-*"):
+        change_run(path, lambda records: [record.update(nothing) for record in records])
+    comparison = comparison_in(tmp_path)
+    assert math.isnan(comparison.share("oort", BYTES))
+    assert comparison.spent("oort", BYTES) == []
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
+    shown = capsys.readouterr().out
+    assert "best is oort, " in shown
+    assert "times the bytes" not in shown
 
 
 def test_the_advice_names_the_better_methods_of_each_case(tmp_path: Path) -> None:

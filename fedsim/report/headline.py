@@ -38,7 +38,7 @@ from fedsim.results.frames import (
 from fedsim.results.grouping import relevant
 from fedsim.results.labels import CEILING
 from fedsim.results.measures import BYTES, UPLOADS, cut, total_cost
-from fedsim.results.ranking import mean_cost
+from fedsim.results.ranking import cost_multiple
 from fedsim.results.runs import Run
 from fedsim.results.statistics import (
     ALPHA,
@@ -231,11 +231,12 @@ def cost_of_lead(method_rows: pd.DataFrame, reference_rows: pd.DataFrame, refere
     """Return what a method spends as multiples of its `reference`, and whether it is ahead of it at
     equal bytes: at those of the cheapest run of both.
 
-    Empty if both spend the same (rounded to 0.1), or did not record it.
+    Empty if both spend the same (rounded to 0.1), if they did not record it, or if the reference
+    spent nothing.
     """
     multiples = []
     for measures in (UPLOADS, BYTES):
-        multiples.append(mean_cost(method_rows, measures) / mean_cost(reference_rows, measures))
+        multiples.append(cost_multiple(method_rows, reference_rows, measures))
     clients, sent = (f"{multiple:.1f}" for multiple in multiples)
     if math.isnan(sum(multiples)) or clients == sent == "1.0":
         return ""

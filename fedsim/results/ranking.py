@@ -254,14 +254,14 @@ class Comparison:
         cost is the sum of the recorded quantities `names` until the mean of a window reaches the
         target (`rounds_until`), divided by the mean cost of a whole run of random selection. It is
         inf if a run never reaches the target. Settings in which random selection did not record
-        the quantities are skipped.
+        the quantities, or spent nothing, are skipped.
         """
         shares: list[float] = []
         for lines in self.settings.values():
             reference = lines[self.reference]
             target = float(reference["final_accuracy"].mean()) + above
             whole_cost = mean_cost(reference, names)
-            if math.isnan(whole_cost):
+            if not whole_cost > 0:  # also if it is nan
                 continue
             for run in lines[method]["run"]:
                 share = cost_until(run, target, names) / whole_cost
@@ -272,10 +272,10 @@ class Comparison:
         """Return the cost of a whole run, divided by that of a run of random selection.
 
         The cost is the sum of the recorded quantities `names`, as a mean over seeds. The result is
-        the mean of the settings' multiples; nan if a run did not record the quantities.
+        the mean of the settings' multiples; nan if one of them is (`cost_multiple`).
         """
         multiples = [
-            mean_cost(lines[method], names) / mean_cost(lines[self.reference], names)
+            cost_multiple(lines[method], lines[self.reference], names)
             for lines in self.settings.values()
         ]
         return float(np.mean(multiples))
@@ -419,6 +419,13 @@ def mean_cost(rows: pd.DataFrame, names: Sequence[str]) -> float:
     """Return the mean over seeds of the sum of some quantities; nan if a run did not record
     them."""
     return float(np.mean([total_cost(run, names) for run in rows["run"]]))
+
+
+def cost_multiple(rows: pd.DataFrame, reference: pd.DataFrame, names: Sequence[str]) -> float:
+    """Return the `mean_cost` of a method as a multiple of that of its reference; nan if a run did
+    not record the quantities, or if the reference spent nothing."""
+    cost_of_reference = mean_cost(reference, names)
+    return mean_cost(rows, names) / cost_of_reference if cost_of_reference else math.nan
 
 
 def mean_ranks(values: Floats) -> Floats:

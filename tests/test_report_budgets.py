@@ -128,6 +128,18 @@ def test_targets_are_reached_by_the_mean_of_a_window_in_each_setting(tmp_path: P
     assert {row["simulated time"] for row in rows} == {"-"}
 
 
+def test_a_target_may_be_reached_before_anything_is_spent(tmp_path: Path) -> None:
+    """The first model of `idle` is good enough. It sends nothing, and its clock stands still."""
+    nothing = {"bytes_down": [0] * 3, "bytes_up": [0] * 3, "simulated_seconds": [0.0] * 3}
+    for selector, columns in (("random", {"simulated_seconds": [2.0] * 3}), ("idle", nothing)):
+        choices = {"selector": selector}
+        write_run(tmp_path, [0.3] * 3, [PAIR] * 3, final_window=1, columns=columns, choices=choices)
+    rows = {row["run"]: row for row in rows_of(targets(frame_of(tmp_path), [0.2]))}
+    columns_of_costs = ("bytes both ways", "simulated time", "times as fast")
+    assert [rows["random"][name] for name in columns_of_costs] == ["40 B", "2.0 s", "1.00"]
+    assert [rows["idle"][name] for name in columns_of_costs] == ["0 B", "0 ms", "-"]
+
+
 @pytest.mark.parametrize("num_rounds", [3, 30])
 def test_the_round_of_a_target_is_where_a_run_with_that_stop_at_ends(
     tmp_path: Path, num_rounds: int

@@ -101,24 +101,25 @@ def _targets_of(
 
 def _reach(line: pd.DataFrame, name: str, target: float) -> Median | None:
     """Return the median over finished runs of a measure in `UNTIL`; None without finished runs, or
-    if one of them did not record its quantities. 0 s is the time of runs without a clock."""
+    if one of them did not record its quantities."""
     measure, names, _ = UNTIL[name]
     finished = finished_rows(line)
     if not is_recorded(list(finished["run"]), names):
         return None
-    reached = median_reached(measured(finished, f"{measure}@{target!r}"))
-    return reached if reached is not None and reached.median else None
+    return median_reached(measured(finished, f"{measure}@{target!r}"))
 
 
 def _times_as_fast(reference: Median | None, seconds: Median | None) -> float | None:
     """Return the median time of the reference divided by that of a method.
 
-    None if one of them is not known, or never reaches the target.
+    None if one of them is not known, is 0, or never reaches the target.
     """
-    if reference is None or seconds is None or not reference.median:
+    if reference is None or seconds is None:
         return None
-    is_finite = math.isfinite(reference.median) and math.isfinite(seconds.median)
-    return reference.median / seconds.median if is_finite else None
+    medians = reference.median, seconds.median
+    if not all(math.isfinite(median) and median > 0 for median in medians):
+        return None
+    return reference.median / seconds.median
 
 
 def fastest(runs: pd.DataFrame) -> list[str]:

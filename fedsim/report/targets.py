@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -32,94 +32,149 @@ from fedsim.results.measures import BYTES, PHASE_SECONDS, SIMULATED, is_recorded
 from fedsim.results.statistics import Difference, Median, corrected_alike, paired, pooled
 from fedsim.tracking.tables import show_bytes, show_seconds
 
-SHOW_BYTES = partial(show_reached, show_number=show_bytes)
-SHOW_SECONDS = partial(show_reached, show_number=show_seconds)
-LEVELS = (0.9, 0.95, 1.0)
-"""Targets as shares of the reference's mean final accuracy, if no others are named."""
-UNTIL: Mapping[str, tuple[str, Sequence[str], Format]] = {
-    "rounds": ("rounds_until", (), show_reached),
-    "bytes both ways": ("bytes_until", BYTES, SHOW_BYTES),
-    "time": ("seconds_until", PHASE_SECONDS, SHOW_SECONDS),
-    "simulated time": ("simulated_until", SIMULATED, SHOW_SECONDS),
+SHARES_OF_FINAL = (0.9, 0.95, 1.0)
+"""Targets as shares of the reference's mean final accuracy, if neither the user nor the runs name
+any."""
+
+
+class Expense(NamedTuple):
+    """Something that runs spend until they reach a target.
+
+    Its `measure` needs the recorded `quantities`, and takes the target as its argument. `show`
+    writes the median over runs.
+    """
+
+    measure: str
+    quantities: Sequence[str]
+    show: Format
+
+
+ROUNDS, SENT, WALL_TIME, SIMULATED_TIME = "rounds", "bytes both ways", "time", "simulated time"
+EXPENSES: Mapping[str, Expense] = {
+    ROUNDS: Expense("rounds_until", (), show_reached),
+    SENT: Expense("bytes_until", BYTES, partial(show_reached, show_number=show_bytes)),
+    WALL_TIME: Expense(
+        "seconds_until", PHASE_SECONDS, partial(show_reached, show_number=show_seconds)
+    ),
+    SIMULATED_TIME: Expense(
+        "simulated_until", SIMULATED, partial(show_reached, show_number=show_seconds)
+    ),
 }
-"""Measures of what runs spend until they reach a target, the quantities that they need, and how
-they are shown."""
+"""The expenses by the heads of their columns."""
+
+
+class Race(NamedTuple):
+    """The methods of a setting whose runs end at the same `target`.
+
+    `lines` has their finished runs. `ranking` has the methods from the fewest rounds until the
+    target to the most.
+    """
+
+    setting: str
+    target: float
+    lines: Lines
+    ranking: Sequence[str]
 
 
 def section(material: Material) -> Section:
     """Return the fastest methods, and the table, which is printed if targets are named."""
     runs = material.frame
     table = targets(runs, material.targets)
-    is_named = bool(material.targets) or len(without_target(runs)) < len(runs)
+    is_named = bool(material.targets) or _has_targets(runs)
     lines = first_lines(fastest(runs), is_full=material.is_full)
     return Section([table], brief=[table] if is_named else [], lines=lines)
+
+
+def _has_targets(runs: pd.DataFrame) -> bool:
+    """Return whether some runs end at a target (`stop_at`)."""
+    return len(without_target(runs)) < len(runs)
 
 
 def targets(runs: pd.DataFrame, accuracies: Sequence[float] = ()) -> Table:
     """Return rounds and costs until the mean of a window reaches a target accuracy.
 
-    The targets are the `accuracies`. Without them they are those at which runs of a setting end
-    (`stop_at`), or otherwise `LEVELS` of the mean final accuracy of the setting's reference.
-    Settings whose reference is not finished have none of the latter.
+    The targets are the `accuracies`. If there are none, they are the accuracies at which runs of a
+    setting end (`stop_at`). Otherwise they are `SHARES_OF_FINAL` of the final accuracy of the
+    setting's reference. A setting whose reference is not finished then has no targets.
     """
     rows: list[list[Any]] = []
-    panels = []  # the setting and the target of each row
+    races = []  # the setting and the target of each row
     for setting, members in by_setting(runs).items():
         lines = by(members, "method")
         reference = lines[main_reference(lines)]
         for target, share in _targets_of(members, reference, accuracies):
-            reference_seconds = _reach(reference, "simulated time", target)
+            reference_time = _median_spent(reference, SIMULATED_TIME, target)
             for method, line in lines.items():
-                medians = [_reach(line, name, target) for name in UNTIL]
-                times_as_fast = _times_as_fast(reference_seconds, medians[-1])
-                rows.append([setting, method, target, share, *medians, times_as_fast])
-                panels.append((setting, target))
+                medians = {name: _median_spent(line, name, target) for name in EXPENSES}
+                times_as_fast = _times_as_fast(reference_time, medians[SIMULATED_TIME])
+                rows.append([setting, method, target, share, *medians.values(), times_as_fast])
+                races.append((setting, target))
     formats: dict[str, Format] = {"target": ".4f", "of the reference's final": ".0%"}
-    formats.update({name: form for name, (*_, form) in UNTIL.items()})
+    formats.update({name: expense.show for name, expense in EXPENSES.items()})
     formats["times as fast"] = ".2f"
-    has_ended = len(without_target(runs)) < len(runs)
-    ended = " A run that stop_at ended does not reach more than that." if has_ended else ""
+    ended = ""
+    if _has_targets(runs):
+        ended = " A run that stop_at ended does not reach more than that."
     table = make_table("targets", ["", "run", *formats], rows, formats, runs, ended=ended)
-    compared = [name for name in UNTIL if name != "time"]
-    best = {name: best_places(table.values[name], panels, lowest=True) for name in compared}
+    best = {}
+    for name in EXPENSES:
+        if name != WALL_TIME:  # depends on the machine
+            best[name] = best_places(table.values[name], races, lowest=True)
     return replace(table, best=best)
 
 
 def _targets_of(
     members: pd.DataFrame, reference: pd.DataFrame, accuracies: Sequence[float]
 ) -> list[tuple[float, float | None]]:
-    """Return the targets of a setting (`targets`), each with its share of the final accuracy of the
-    reference if it is defined by that."""
+    """Return the targets of a setting (see `targets`).
+
+    Each comes with its share of the final accuracy of the reference, or None if it is not defined
+    as such a share.
+    """
     if accuracies:
         return [(target, None) for target in accuracies]
-    goals = [(target, None) for target in by_target(members) if target is not None]
-    if goals:
-        return list(goals)
+    ends: list[tuple[float, float | None]] = []
+    for target in by_target(members):
+        if target is not None:
+            ends.append((target, None))
+    if ends:
+        return ends
     final = float(reference["final_accuracy"].mean())
-    return [] if math.isnan(final) else [(share * final, share) for share in LEVELS]
+    return [] if math.isnan(final) else [(share * final, share) for share in SHARES_OF_FINAL]
 
 
-def _reach(line: pd.DataFrame, name: str, target: float) -> Median | None:
-    """Return the median over finished runs of a measure in `UNTIL`; None without finished runs, or
-    if one of them did not record its quantities."""
-    measure, names, _ = UNTIL[name]
-    finished = finished_rows(line)
-    if not is_recorded(list(finished["run"]), names):
+def _median_spent(rows: pd.DataFrame, name: str, target: float) -> Median | None:
+    """Return the median over finished runs of one of `EXPENSES`.
+
+    None without finished runs, or if one of them did not record the quantities.
+    """
+    expense = EXPENSES[name]
+    finished = finished_rows(rows)
+    if not is_recorded(list(finished["run"]), expense.quantities):
         return None
-    return median_reached(measured(finished, f"{measure}@{target!r}"))
+    return median_reached(measured(finished, f"{expense.measure}@{target!r}").tolist())
 
 
-def _times_as_fast(reference: Median | None, seconds: Median | None) -> float | None:
+def _median_or_inf(rows: pd.DataFrame, name: str, target: float) -> float:
+    """Return the median over finished runs of one of `EXPENSES`.
+
+    It is inf if more than half of the runs do not reach the target, or if it is not known.
+    """
+    spent = _median_spent(rows, name, target)
+    return math.inf if spent is None else spent.median
+
+
+def _times_as_fast(reference_time: Median | None, time: Median | None) -> float | None:
     """Return the median time of the reference divided by that of a method.
 
     None if one of them is not known, is 0, or never reaches the target.
     """
-    if reference is None or seconds is None:
+    if reference_time is None or time is None:
         return None
-    medians = reference.median, seconds.median
+    medians = reference_time.median, time.median
     if not all(math.isfinite(median) and median > 0 for median in medians):
         return None
-    return reference.median / seconds.median
+    return reference_time.median / time.median
 
 
 def fastest(runs: pd.DataFrame) -> list[str]:
@@ -129,7 +184,30 @@ def fastest(runs: pd.DataFrame) -> list[str]:
     The rounds that it saves are tested against the next method and the reference. All differences
     to the fastest method of a setting are corrected together, over all settings.
     """
-    raced = []
+    races = _races(runs)
+    saved: dict[tuple[str, float, str], Difference | None] = {}
+    for race in races:
+        first, *others = race.ranking
+        for method in others:
+            difference = _rounds_saved(race.lines[first], race.lines[method], race.target)
+            saved[race.setting, race.target, method] = difference
+    corrected = dict(zip(saved, corrected_alike(list(saved.values())), strict=True))
+    sentences = []
+    for race in races:
+        first, *others = race.ranking
+        verdicts = {}
+        for method in others:
+            key = race.setting, race.target, method
+            verdicts[method] = show_lead(saved[key], *corrected[key], digits=1)
+            if not _both_reach(race.lines[first], race.lines[method], race.target):
+                verdicts[method] = "not tested, because not all runs reach it"
+        sentences.append(_on_the_fastest(race, verdicts))
+    return sentences
+
+
+def _races(runs: pd.DataFrame) -> list[Race]:
+    """Return the races of at least two methods. Clairvoyant selection takes part in none."""
+    races = []
     for setting, rows in by_setting(finished_rows(runs)).items():
         for target, members in by_target(rows).items():
             lines = {
@@ -138,33 +216,8 @@ def fastest(runs: pd.DataFrame) -> list[str]:
                 if selector_of(line) != CEILING
             }
             if target is not None and len(lines) > 1:
-                raced.append((setting, target, lines, _by_rounds(lines, target)))
-    saved = {}
-    for setting, target, lines, (first, *others) in raced:
-        for method in others:
-            saved[setting, target, method] = _rounds_saved(lines[first], lines[method], target)
-    corrected = dict(zip(saved, corrected_alike(list(saved.values())), strict=True))
-    sentences = []
-    for setting, target, lines, (first, *others) in raced:
-        rounds = _median_until(lines[first], "rounds_until", target)
-        if math.isinf(rounds):
-            sentence = f"{setting}: no method reaches {target:g} in half of its runs"
-            sentences.append(sentence.removeprefix(": "))
-            continue
-        reference = main_reference(lines)
-        verdicts = {}
-        for name in (others[0], *([reference] if reference != first else [])):
-            lead = saved[setting, target, name]
-            verdicts[name] = show_lead(lead, *corrected[setting, target, name], digits=1)
-            if not (_all_reach(lines[first], target) and _all_reach(lines[name], target)):
-                verdicts[name] = "not tested, because not all runs reach it"
-        shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
-        sentence = (
-            f"{setting}: fewest rounds to {target:g}: {first}, {rounds:g} (median)"
-            f"{_fewest_bytes(lines, target, first)}; rounds saved {shown}"
-        )
-        sentences.append(sentence.removeprefix(": "))
-    return sentences
+                races.append(Race(setting, target, lines, _by_rounds(lines, target)))
+    return races
 
 
 def _by_rounds(lines: Lines, target: float) -> list[str]:
@@ -172,48 +225,64 @@ def _by_rounds(lines: Lines, target: float) -> list[str]:
     the mean, in which runs that do not reach it count with all rounds."""
 
     def key(method: str) -> tuple[float, float]:
-        rounds = _rounds_until(lines[method], target)
-        ends = [run.num_rounds for run in lines[method]["run"]]
-        mean = float(rounds.fillna(pd.Series(ends, rounds.index)).mean())
-        return _median_until(lines[method], "rounds_until", target), mean
+        rows = lines[method]
+        all_rounds = pd.Series([run.num_rounds for run in rows["run"]], rows.index)
+        mean = float(_rounds_until(rows, target).fillna(all_rounds).mean())
+        return _median_or_inf(rows, ROUNDS, target), mean
 
     return sorted(lines, key=key)
 
 
-def _median_until(rows: pd.DataFrame, measure: str, target: float) -> float:
-    """Return the median of a measure with the argument `target`; inf if more than half of the runs
-    lack it."""
-    reached = median_reached(measured(rows, f"{measure}@{target!r}").tolist())
-    return math.inf if reached is None else reached.median
+def _on_the_fastest(race: Race, verdicts: Mapping[str, str]) -> str:
+    """Return a sentence on the fastest method of a race. `verdicts` tells the rounds that it saves
+    over each other method."""
+    first, second = race.ranking[:2]
+    place = f"{race.setting}: " if race.setting else ""
+    rounds = _median_or_inf(race.lines[first], ROUNDS, race.target)
+    if math.isinf(rounds):
+        return f"{place}no method reaches {race.target:g} in half of its runs"
+    compared = [second]
+    reference = main_reference(race.lines)
+    if reference not in (first, second):
+        compared.append(reference)
+    saved = "; ".join(f"over {method}: {verdicts[method]}" for method in compared)
+    return (
+        f"{place}fewest rounds to {race.target:g}: {first}, {rounds:g} (median)"
+        f"{_fewest_bytes(race)}; rounds saved {saved}"
+    )
 
 
 def _rounds_until(rows: pd.DataFrame, target: float) -> pd.Series:
-    return measured(rows, f"rounds_until@{target!r}")
+    """Return the number of rounds until each run reaches `target`; nan if it does not."""
+    return measured(rows, f"{EXPENSES[ROUNDS].measure}@{target!r}")
 
 
-def _all_reach(rows: pd.DataFrame, target: float) -> bool:
-    return bool(_rounds_until(rows, target).notna().all())
+def _both_reach(first: pd.DataFrame, rows: pd.DataFrame, target: float) -> bool:
+    """Return whether all runs of two methods reach `target`."""
+    lines = (first, rows)
+    return all(bool(_rounds_until(line, target).notna().all()) for line in lines)
 
 
 def _rounds_saved(first: pd.DataFrame, rows: pd.DataFrame, target: float) -> Difference | None:
     """Return the rounds of `rows` until `target` minus those of `first`, paired by seed.
 
-    None if a run does not reach it: the others would be the faster ones. None also with fewer than
-    two common seeds.
+    None if a run does not reach it, because the others would be the faster ones. None also with
+    fewer than two common seeds.
     """
-    if not (_all_reach(first, target) and _all_reach(rows, target)):
+    if not _both_reach(first, rows, target):
         return None
     return pooled([paired(_rounds_until(rows, target), _rounds_until(first, target))])
 
 
-def _fewest_bytes(lines: Lines, target: float, first: str) -> str:
-    """Return which method needs the fewest bytes until `target`, next to those of `first`; empty if
-    no method reaches it or bytes were not recorded."""
-    medians = {name: _median_until(rows, "bytes_until", target) for name, rows in lines.items()}
+def _fewest_bytes(race: Race) -> str:
+    """Return which method needs the fewest bytes until the target, next to the bytes of the fastest
+    method; empty if no method reaches it or bytes were not recorded."""
+    first = race.ranking[0]
+    medians = {name: _median_or_inf(rows, SENT, race.target) for name, rows in race.lines.items()}
     least = min(medians, key=lambda name: medians[name])
     if math.isinf(medians[least]):
         return ""
+    bytes_of_first = show_bytes(medians[first])
     if medians[first] == medians[least]:
-        return f"; fewest bytes: {first}, too, {show_bytes(medians[first])}"
-    others = f" ({first}: {show_bytes(medians[first])})"
-    return f"; fewest bytes: {least}, {show_bytes(medians[least])}{others}"
+        return f"; fewest bytes: {first}, too, {bytes_of_first}"
+    return f"; fewest bytes: {least}, {show_bytes(medians[least])} ({first}: {bytes_of_first})"

@@ -24,7 +24,7 @@ import os
 import re
 import sys
 from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -40,6 +40,7 @@ from fedsim.core.disk import unwritable, user_path, write_files
 from fedsim.core.record import FINAL_WINDOW
 from fedsim.core.text import printable_lines
 from fedsim.report.headline import listed
+from fedsim.report.looks import Look
 from fedsim.report.page import Pictures, html_page
 from fedsim.report.presentation import FILE as PRESENTATION_FILE
 from fedsim.report.presentation import (
@@ -60,6 +61,8 @@ from fedsim.results.sources import OUTPUTS, find_source, read_source
 from fedsim.tracking.tables import Output
 
 COMMAS_OUTSIDE_LISTS = re.compile(r",(?![^\[]*\])")
+"""A comma that no closing bracket follows before the next opening one: as in [2,3],[4,5], where it
+separates two lists."""
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is no terminal and COLUMNS is not set."""
 
@@ -119,10 +122,14 @@ def arguments(parser: ArgumentParser) -> None:
     add("--no-figures", action="store_true", help="tables only")
     add("--against", type=user_path, help="an earlier summary.json to compare with")
     add("--archive", type=user_path, help="a .parquet file to write the runs to, to publish them")
-    shown = parser.add_argument_group(
+    presentation = parser.add_argument_group(
         "presentation", "kept in report.yaml next to the report, and read by the next one"
     )
-    add = shown.add_argument
+    _add_presentation(presentation.add_argument)
+
+
+def _add_presentation(add: Callable[..., Action]) -> None:
+    """Add the options that are values of `Presentation`."""
     add("--names", type=_pairs, metavar="METHOD=NAME,...", help="other names of methods")
     add("--order", type=_words, metavar="METHODS", help="the methods that come first")
     add("--only", type=_words, metavar="METHODS", help="the methods to compare; '': all")
@@ -160,9 +167,14 @@ def run(options: Namespace) -> int:
     runs = []
     for source in sources:
         runs += read_source(source)
-    for word in options.where:
-        runs = filtered(runs, word)
+    for condition in options.where:
+        runs = filtered(runs, condition)
     shown = with_window(runs, options.window)
+    choices = {}
+    for key in KINDS:
+        value = getattr(options, key)
+        if value is not None:
+            choices[key] = value
     if options.archive is not None:
         write_archive(runs, sources[0], options.archive)  # as they were run
     report(
@@ -172,7 +184,7 @@ def run(options: Namespace) -> int:
         with_figures=not options.no_figures,
         against=options.against,
         print_all=options.all,
-        choices={key: value for key in KINDS if (value := getattr(options, key)) is not None},
+        choices=choices,
         targets=options.target,
     )
     return 0
@@ -189,8 +201,11 @@ def accuracies(word: str) -> list[float]:
 
 
 def with_window(runs: list[Run], window: int | None) -> list[Run]:
-    """Return the runs with the final accuracy of the last `window` rounds; None: of their own
-    `final_window`. Raises `ReportError` if that differs, or for a `window` below 1."""
+    """Return the runs with the mean of the last `window` rounds as their final accuracy.
+
+    If `window` is None, all runs keep their `final_window`. Raises `ReportError` if these windows
+    differ, or if `window` is below 1.
+    """
     if window is None:
         windows = {run.final_window for run in runs}
         if len(windows) == 1:
@@ -210,35 +225,51 @@ def _as_written(value: Any) -> str:
     return str(value)
 
 
-def filtered(runs: Sequence[Run], word: str) -> list[Run]:
-    """Return the runs with one of the values in `word`.
+def filtered(runs: Sequence[Run], condition: str) -> list[Run]:
+    """Return the runs that meet a condition KEY=VALUES: they have one of the values.
 
-    `word` is KEY=VALUES, with commas between the values, in which * stands for any text. A value
-    may be a list, such as [2,3]. The key may be a shorthand such as `selector.rho`. Raises
-    `ReportError` if there are none.
+    There are commas between the values, and * stands for any text in them. A value may be a list,
+    such as [2,3]. The key may be a shorthand such as `selector.rho`. Raises `ReportError` if no run
+    meets the condition.
     """
-    key, _, text = word.partition("=")
-    *_, long_key = SHORTHANDS.get(key, (key,))
-    patterns = COMMAS_OUTSIDE_LISTS.split(text.replace(" ", "").replace("[", "[[]"))
+    key, _, values = condition.partition("=")
+    # Brackets stand for themselves: a pattern writes [[] for an opening one.
+    patterns = [
+        value.replace("[", "[[]") for value in COMMAS_OUTSIDE_LISTS.split(values.replace(" ", ""))
+    ]
     matching = []
-    texts = set()
+    occurring = set()
     for run in runs:
-        values = {**dict(leaves(run.config)), "code": run.code, **run.choices}
-        value = values.get(key, values.get(long_key))
-        names = {_as_written(value)} if key in values or long_key in values else set()
-        if key == "dataset":
-            names.add(str(run.dataset))
-        texts |= names
-        for name in names:
-            bare = name.replace(" ", "")
-            if any(fnmatchcase(bare, form) or is_equal(bare, form) for form in patterns):
-                matching.append(run)
-                break
+        texts = _texts_of(run, key)
+        occurring |= texts
+        if any(_matches(text.replace(" ", ""), patterns) for text in texts):
+            matching.append(run)
     if not matching:
-        known = listed(sorted(texts))
+        known = listed(sorted(occurring))
         remedy = f"there are {known}" if known else f"none has a {key}"
-        raise ReportError(f"--where {word}: holds of no run; {remedy}")
+        raise ReportError(f"--where {condition}: holds of no run; {remedy}")
     return matching
+
+
+def _texts_of(run: Run, key: str) -> set[str]:
+    """Return the texts of a run that a condition on `key` is about.
+
+    It is a config value, the choice of a config group, or the version of the user's code. `dataset`
+    may also be the name of the data set. Empty if the run has no such key.
+    """
+    *_, long_key = SHORTHANDS.get(key, (key,))
+    values = {**dict(leaves(run.config)), "code": run.code, **run.choices}
+    texts = set()
+    if key in values or long_key in values:
+        texts.add(_as_written(values.get(key, values.get(long_key))))
+    if key == "dataset":
+        texts.add(str(run.dataset))
+    return texts
+
+
+def _matches(text: str, patterns: Sequence[str]) -> bool:
+    """Return whether a text without spaces matches a pattern, or is the same number."""
+    return any(fnmatchcase(text, pattern) or is_equal(text, pattern) for pattern in patterns)
 
 
 def report(
@@ -252,34 +283,18 @@ def report(
     choices: Mapping[str, Any] = MappingProxyType({}),
     targets: Sequence[float] = (),
 ) -> None:
-    """Print what is best in `runs`, or all tables, and write the report to `to`.
+    """Print what is best in `runs`, or all tables, and write the report to the folder `to`.
 
-    None writes it to the folder `report` in or next to `source`. `choices` are values of
-    `Presentation`, which replace those of the report's folder. Raises `ReportError` if they name no
-    method, or if `against` cannot be compared.
+    If `to` is None, the report is written to the folder `report` in or next to `source`. `choices`
+    are values of `Presentation`; they replace the values in the folder's report.yaml. Raises
+    `ReportError` if the choices name a method that does not exist, or if the summary `against`
+    cannot be compared with this one.
     """
-    # 1. A data frame of the runs, and what all sections make of it. `to` is followed if the user
-    #    typed a link, but no link that lies in a folder.
-    default = report_folder(source)
-    folder = to.resolve() if to else default
+    # A link that the user typed is followed. A folder `report` that is a link is not.
+    folder = to.resolve() if to else report_folder(source)
+    shown_folder = to or folder
     presentation = read_presentation(folder, choices)
-    frame = runs_frame(runs)
-    if num_repeated := len(runs) - len(frame):
-        sys.stderr.write(
-            f"fedsim report: {num_repeated} runs differ from others in name alone; "
-            "each counts once\n"
-        )
-    num_methods = frame["method"].nunique()
-    path = folder / PRESENTATION_FILE
-    frame, looks, notes = presentation.arrange_stored(frame, path, choices.keys())
-    for note in notes:
-        sys.stderr.write(f"fedsim report: {note}\n")
-    num_hidden = num_methods - frame["method"].nunique()
-    if num_hidden and "only" not in choices:
-        sys.stderr.write(
-            f"fedsim report: {path} keeps an earlier --only, "
-            f"which hides {num_hidden} of {num_methods} methods\n"
-        )
+    frame, looks = _arranged(runs, folder, presentation, choices)
     material = Material(runs, frame, print_all, targets, presentation, looks)
     sections = make_sections(material)
     summary = make_summary(frame, sections)
@@ -287,22 +302,17 @@ def report(
         changes = compare_summaries(summary, read_summary_file(against, "--against"))
         sections += [Section([changes], brief=[changes])]
     for note in notes_on_data(frame):
-        sys.stderr.write(f"fedsim report: {note}\n")
-    # 2. What is printed. The files are written even if nobody reads the tables to their end.
-    screen = Output()
-    has_width = screen.isatty() or "COLUMNS" in os.environ
-    width = None if has_width else DEFAULT_WIDTH
-    console = Console(highlight=False, file=cast(IO[str], screen), width=width)
+        _print_note(note)
+    # The files are written even if nobody reads the tables to their end.
+    console = _console()
     for section in sections:
         for line in section.lines:
             console.print(printable_lines(line), markup=False)
         for table in section.tables if print_all else section.brief:
             console.print(table)
-    tables = [table for section in sections for table in section.tables]
-    # 3. The files.
     try:
         write_files(folder, presentation_file(presentation, folder))
-        write_files(folder, table_files(tables))
+        write_files(folder, table_files([table for each in sections for table in each.tables]))
         pictures = None
         if with_figures:
             pictures = _draw(sections, folder / "figures", presentation)
@@ -313,8 +323,45 @@ def report(
         }
         write_files(folder, {name: text.encode() for name, text in texts.items()})
     except OSError as error:
-        raise OutputError(unwritable("--to", to or default, error)) from error
-    console.print(f"report in {to or default}", soft_wrap=True, markup=False)
+        raise OutputError(unwritable("--to", shown_folder, error)) from error
+    console.print(f"report in {shown_folder}", soft_wrap=True, markup=False)
+
+
+def _arranged(
+    runs: Sequence[Run], folder: Path, presentation: Presentation, choices: Mapping[str, Any]
+) -> tuple[pd.DataFrame, dict[str, Look]]:
+    """Return the frame of the runs to show, and the looks of their methods.
+
+    Print notes on runs and methods that are not shown, and on names in the file of the report's
+    `folder` that are ignored.
+    """
+    frame = runs_frame(runs)
+    num_repeated = len(runs) - len(frame)
+    if num_repeated:
+        _print_note(f"{num_repeated} runs differ from others in name alone; each counts once")
+    num_methods = frame["method"].nunique()
+    path = folder / PRESENTATION_FILE
+    frame, looks, notes = presentation.arrange_stored(frame, path, choices.keys())
+    for note in notes:
+        _print_note(note)
+    num_hidden = num_methods - frame["method"].nunique()
+    if num_hidden and "only" not in choices:
+        _print_note(
+            f"{path} keeps an earlier --only, which hides {num_hidden} of {num_methods} methods"
+        )
+    return frame, looks
+
+
+def _print_note(note: str) -> None:
+    sys.stderr.write(f"fedsim report: {note}\n")
+
+
+def _console() -> Console:
+    """Return the console of the output. It is as wide as the terminal, or as COLUMNS says."""
+    screen = Output()
+    has_width = screen.isatty() or "COLUMNS" in os.environ
+    width = None if has_width else DEFAULT_WIDTH
+    return Console(highlight=False, file=cast(IO[str], screen), width=width)
 
 
 def notes_on_data(frame: pd.DataFrame) -> list[str]:
@@ -340,13 +387,16 @@ def _draw(sections: Sequence[Section], folder: Path, presentation: Presentation)
     """Save the figures of all sections; return captions and PNGs by their place on the page."""
     from fedsim.report.drawing import save, style  # here: matplotlib takes half a second to import
 
-    gc.freeze()  # `save` collects garbage after large figures, which then leaves all runs alone
     pictures: dict[str, list[tuple[str, bytes]]] = {}
-    with style(presentation.style, presentation.inches, presentation.labels):
-        for section in sections:
-            if plots := section.plots():
-                pictures.setdefault(section.place, []).extend(save(plots, folder))
-    gc.unfreeze()
+    gc.freeze()  # `save` collects garbage after large figures; the runs are no garbage
+    try:
+        with style(presentation.style, presentation.inches, presentation.labels):
+            for section in sections:
+                plots = section.plots()
+                if plots:
+                    pictures.setdefault(section.place, []).extend(save(plots, folder))
+    finally:
+        gc.unfreeze()
     return pictures
 
 

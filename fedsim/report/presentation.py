@@ -5,11 +5,12 @@ Users may edit the file.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -44,18 +45,18 @@ KINDS = {
     "labels": TEXT,
 }
 """Types of the values in the file."""
-KNOWN = {
+ALLOWED = {
     "style": ("paper", "slides", "dark"),
     "spread": ("interval", "sd"),
     "labels": ("legend", "ends"),
 }
-"""The values that there are."""
+"""Values that a choice can have, for choices among a few."""
 METHOD_KEYS = ("names", "order", "only")
 """Keys whose values name methods."""
 WIDTHS = {"column": "3.5in", "page": "7.16in"}
 """Widths of a column and of the text of a two-column page (IEEE)."""
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
-"""Units of widths in inches. A pt is that of PDF, 1/72 inch."""
+"""Units of widths, in inches. A point (pt) is 1/72 inch, as in PDF."""
 NARROWEST, WIDEST = 1.5, 40.0
 """Limits of widths in inches."""
 
@@ -68,18 +69,22 @@ class ChoiceError(ReportError):
 
 @dataclass(frozen=True)
 class Presentation:
-    """The choices for a report. Methods have the names of a report without choices here, or that of
-    their selector, the first word.
+    """The choices for a report.
+
+    They name a method as a report without choices does. The name of a selector stands for all of
+    its methods.
 
     Attributes:
-        names: Other names of methods.
+        names: Other names of methods, by their usual names.
         order: The methods that come first, in this order.
         only: The methods that the report has; all if it is empty.
-        log_x: Whether accuracy is drawn against logarithmic axes; None: where costs differ much.
-        width: The width of all figures: a number with a unit of `UNITS`, or one of `WIDTHS`. None:
-            that of a column or of a page, depending on the figure.
+        log_x: Whether accuracy is drawn against logarithmic axes. If it is None, this is done where
+            costs differ much.
+        width: The width of all figures: a number with a unit of `UNITS`, or one of `WIDTHS`. If it
+            is None, a figure is as wide as a column or a page.
         style: The style of figures (`fedsim.report.drawing.SHEETS`).
-        spread: What follows a mean in tables: its 95 % `interval`, or the `sd` over seeds.
+        spread: What follows a mean in tables: its 95 % interval (`interval`), or the standard
+            deviation over seeds (`sd`).
         labels: Where lines of accuracy have their names: in a `legend`, or at their `ends`.
     """
 
@@ -94,26 +99,17 @@ class Presentation:
 
     def __post_init__(self) -> None:
         """Raise `ChoiceError` for a value that is not allowed."""
-        for key, known in KNOWN.items():
+        for key, allowed in ALLOWED.items():
             value = getattr(self, key)
-            if value not in known:
-                raise ChoiceError(f"{key}={value}: must be {' or '.join(known)}")
-        _ = self.inches
+            if value not in allowed:
+                raise ChoiceError(f"{key}={value}: must be {' or '.join(allowed)}")
+        if self.width is not None:
+            _inches(self.width)
 
     @property
     def inches(self) -> float | None:
-        """The width in inches."""
-        if self.width is None:
-            return None
-        text = WIDTHS.get(self.width, self.width)
-        match = re.fullmatch(r"(\d+\.?\d*) ?(in|cm|mm|pt)", text)
-        inches = float(match[1]) * UNITS[match[2]] if match else 0.0
-        if not NARROWEST <= inches <= WIDEST:
-            raise ChoiceError(
-                f"width={self.width}: must be {', '.join(WIDTHS)}, or from {NARROWEST:g}in to "
-                f"{WIDEST:g}in, such as 3.3in, 8.4cm, 84mm or 240pt"
-            )
-        return inches
+        """The width of all figures in inches, or None."""
+        return None if self.width is None else _inches(self.width)
 
     def arrange(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Look]]:
         """Return the rows of the methods to show, renamed and in order, and the methods' looks.
@@ -123,29 +119,26 @@ class Presentation:
         """
         # 1. Methods in the order of legends.
         selectors = _selectors(frame)
-        methods = list(selectors)
         for key in METHOD_KEYS:
-            for word, remark in self._unknown(key, selectors):
+            for word, remark in _unknown(getattr(self, key), selectors).items():
                 raise ChoiceError(f"{key}: {word} {remark}")
-        only = self.only or methods
-
-        def place(method: str, words: Sequence[str]) -> int:
-            return _place(method, selectors[method], words)
-
-        shown = [method for method in methods if place(method, only) < len(only)]
-        ordered = sorted(shown, key=lambda method: place(method, self.order))
+        shown = []
+        for method, selector in selectors.items():
+            if not self.only or method in self.only or selector in self.only:
+                shown.append(method)
+        ordered = sorted(shown, key=lambda method: self._place(method, selectors[method]))
         names = {method: self.rename(method) for method in ordered}
         if len(set(names.values())) < len(names):
             raise ChoiceError(
                 f"names: methods must have different names, not {', '.join(names.values())}"
             )
-        # 2. Rows, first by setting.
+        # 2. Rows: by setting as before, and then by method.
         frame = frame[frame["method"].isin(shown)].copy()
         if self.order:
             settings = list(dict.fromkeys(frame["setting"]))
             setting_places = frame["setting"].map(settings.index)
-            ranks = len(ordered) * setting_places + frame["method"].map(ordered.index)
-            frame = frame.iloc[ranks.argsort(kind="stable")]
+            method_places = frame["method"].map(ordered.index)
+            frame = frame.iloc[np.lexsort((method_places, setting_places))]  # the last key leads
         # 3. Looks, before the names hide the selectors.
         lines = by(frame, "method")
         looks = make_looks({names[method]: selector_of(lines[method]) or "" for method in ordered})
@@ -153,6 +146,14 @@ class Presentation:
             frame["method"] = frame["method"].map(names)
             frame["group"] = (frame["setting"] + " " + frame["method"]).str.strip()
         return frame, looks
+
+    def _place(self, method: str, selector: str) -> int:
+        """Return the place of a method, or otherwise of its selector, in `order`. Methods that are
+        not there come after all others."""
+        for word in (method, selector):
+            if word in self.order:
+                return list(self.order).index(word)
+        return len(self.order)
 
     def rename(self, method: str) -> str:
         """Return the name that a method, or its selector, is to have in the report."""
@@ -163,78 +164,87 @@ class Presentation:
     def arrange_stored(
         self, frame: pd.DataFrame, path: Path, changed: Collection[str] = ()
     ) -> tuple[pd.DataFrame, dict[str, Look], list[str]]:
-        """Return what `arrange` does, and notes on names of no method in the file `path`, which are
-        ignored.
+        """Return the rows and looks of `arrange`, without an error for unknown names in a file.
 
-        The methods of a study change, and a report on some of them is no reason to edit the file.
-        The keys `changed` are not those of the file. Raises `ReportError` as `arrange` does, with
-        the file's name for two methods of the same name.
+        The choices were read from the file `path`, except the keys `changed`, which are options of
+        the command line. The methods of a study change, and a report on some of them is no reason
+        to edit the file. So a name there that belongs to no method is ignored, and the third value
+        has a note on it. Raises `ReportError` as `arrange` does. It names the file if names in it
+        give two methods the same name.
         """
         presentation, notes = self._without_unknown(frame, path, changed)
         try:
-            return *presentation.arrange(frame), notes
+            arranged, looks = presentation.arrange(frame)
         except ReportError as error:
             if "names" in changed or not self.names:
                 raise
             raise ReportError(f"{path}: {error}; correct names in the file") from error
+        return arranged, looks, notes
 
     def _without_unknown(
         self, frame: pd.DataFrame, path: Path, changed: Collection[str]
     ) -> tuple["Presentation", list[str]]:
-        """Return the presentation without names of no method of the frame, and a note for each."""
+        """Return the presentation without the names in the file `path` that belong to no method of
+        the frame, and a note for each."""
         selectors = _selectors(frame)
         notes = []
-        values: dict[str, Any] = {}
+        known: dict[str, Any] = {}  # what is left of each of `METHOD_KEYS`
         for key in METHOD_KEYS:
-            unknown = {} if key in changed else dict(self._unknown(key, selectors))
+            words = getattr(self, key)
+            unknown = {} if key in changed else _unknown(words, selectors)
             for word, remark in unknown.items():
                 remedy = f"it is ignored; correct {key} in the file, or delete the name there"
                 notes.append(f"{path}: {key}: {word} {remark}; {remedy}")
-            words = getattr(self, key)
             if isinstance(words, Mapping):
-                values[key] = {word: words[word] for word in words if word not in unknown}
+                known[key] = {word: words[word] for word in words if word not in unknown}
             else:
-                values[key] = [word for word in words if word not in unknown]
-            if unknown and key == "only" and not values[key]:
+                known[key] = [word for word in words if word not in unknown]
+            if unknown and key == "only" and not known[key]:
                 notes.append(f"{path}: {key}: none of its names is left, so all methods are shown")
-        return replace(self, **values), notes
+        return replace(self, **known), notes
 
-    def _unknown(self, key: str, selectors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Yield the words of one of `METHOD_KEYS` that name no method, and remarks on them.
 
-        `selectors` are the methods with their selectors.
-        """
-        known = dict.fromkeys([*selectors, *selectors.values()])
-        for word in getattr(self, key):
-            if word not in known:
-                similar = nearest(str(word), known)
-                hint = f"did you mean {similar}? " if similar else ""
-                remark = f"is no method of this report; {hint}there are {', '.join(known)}"
-                yield word, remark
+def _inches(width: str) -> float:
+    """Return a width in inches. Raises `ChoiceError` if it is no width, or out of range."""
+    text = WIDTHS.get(width, width)
+    match = re.fullmatch(r"(\d+\.?\d*) ?(in|cm|mm|pt)", text)
+    inches = float(match[1]) * UNITS[match[2]] if match else 0.0
+    if not NARROWEST <= inches <= WIDEST:
+        raise ChoiceError(
+            f"width={width}: must be {', '.join(WIDTHS)}, or from {NARROWEST:g}in to "
+            f"{WIDEST:g}in, such as 3.3in, 8.4cm, 84mm or 240pt"
+        )
+    return inches
 
 
 def _selectors(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the methods of a frame, sorted, with their selectors.
+    """Return the selector of each method of a frame; methods are sorted.
 
     A method's name begins with its selector, unless all methods have the same one.
     """
     methods = by(frame, "method")
-    chosen = {selector_of(rows) for rows in methods.values()}
+    distinct = {selector_of(rows) for rows in methods.values()}
     selectors = {}
     for method in sorted(methods, key=sort_key):
         selectors[method] = method.partition(" ")[0]
-        if len(chosen) == 1:
+        if len(distinct) == 1:
             selectors[method] = selector_of(methods[method]) or selectors[method]
     return selectors
 
 
-def _place(method: str, selector: str, words: Sequence[str]) -> int:
-    """Return the place of a method, or otherwise of its selector, in `words`; their number if
-    neither is there."""
-    for word in (method, selector):
-        if word in words:
-            return list(words).index(word)
-    return len(words)
+def _unknown(words: Iterable[str], selectors: Mapping[str, str]) -> dict[str, str]:
+    """Return the words that name neither a method nor a selector, each with a remark.
+
+    `selectors` has the selector of each method.
+    """
+    known = dict.fromkeys([*selectors, *selectors.values()])
+    unknown = {}
+    for word in words:
+        if word not in known:
+            similar = nearest(str(word), known)
+            hint = f"did you mean {similar}? " if similar else ""
+            unknown[word] = f"is no method of this report; {hint}there are {', '.join(known)}"
+    return unknown
 
 
 def report_folder(source: Path) -> Path:
@@ -245,8 +255,8 @@ def report_folder(source: Path) -> Path:
 def read_presentation(folder: Path, changes: Mapping[str, Any]) -> Presentation:
     """Return the choices in the file of a report's `folder`, if there is one, with `changes`.
 
-    Raises `ReportError` with the file's name if it has other keys or values than those of
-    `Presentation`.
+    Raises `ReportError` with the file's name if the file has other keys than `Presentation`, or
+    values that are not allowed.
     """
     path = folder / FILE
     values: dict[str, Any] = {}
@@ -268,7 +278,7 @@ def read_presentation(folder: Path, changes: Mapping[str, Any]) -> Presentation:
 def presentation_file(presentation: Presentation, folder: Path) -> dict[str, bytes]:
     """Return the content of the file in a report's `folder` by its name.
 
-    Return nothing if all choices are the usual ones, unless an earlier file must be replaced.
+    The result is empty if all choices are the usual ones, unless an earlier file must be replaced.
     """
     if presentation == Presentation() and not (folder / FILE).exists():
         return {}

@@ -26,10 +26,25 @@ SPREAD_WORDS = {"interval": "[95 % interval]", "sd": "± standard deviation"}
 """Words for what follows a mean, in titles and notes."""
 Format = Any
 """How a value is written: a format specification for numbers, or a function that returns a text."""
-
-
 LONG_CELL = 30
-"""Cells of more characters may be broken into lines, between words."""
+"""On a terminal, cells of more characters may be broken into lines, between words."""
+COLUMN_GAP = 2
+"""Number of spaces between two columns on a terminal."""
+LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\^{}",
+        "±": r"$\pm$",
+        "≈": r"$\approx$",
+        # LaTeX's usual encoding of fonts has other characters in place of these three.
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+    }
+)
+"""How LaTeX writes characters that it would take for commands, or does not have."""
 
 
 class Bold(str):
@@ -47,7 +62,7 @@ class Table:
       that are shown. A key names a column or several, with commas between them.
     - `rules`: rules of verdicts. They follow the note, except on the page, where all rules stand at
       the end.
-    - `styles`: the CSS classes, on the page, of cells by their texts.
+    - `styles`: the CSS classes that cells have on the page, by the texts of the cells.
     - `best`: the places of the cells in bold by column (`best_places`).
     - `spread`: what follows the mean of an estimate: its 95 % `interval`, or the `sd` over seeds.
       `with_spread` changes it.
@@ -84,27 +99,13 @@ class Table:
         says_nothing = self.texts.isin(["", MISSING]).all()
         return self.texts.loc[:, ~says_nothing] if len(self.texts) else self.texts
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table for a terminal, between its title and its note.
+    def is_text(self, name: str) -> bool:
+        """Return whether no cell of a column holds a number."""
+        return all(number_in(value) is None for value in self.values[name])
 
-        A table that is too wide comes in parts, one below the other. Each part has the first
-        columns, which name the rows, and as many others as fit without breaking a word.
-        """
-        names = list(self.shown)
-        name_columns = names[: self.num_names]
-        lead = [name for name in name_columns if set(map(number_in, self.values[name])) == {None}]
-        parts = [names]
-        widths: dict[str, int] = {}
-        if _width([max(map(len, [name, *self.shown[name]])) for name in names]) > options.max_width:
-            widths = {name: _least_width(name, self.shown[name]) for name in names}
-            parts = [lead]
-            for name in names[len(lead) :]:
-                part = [*parts[-1], name]
-                is_too_wide = _width([widths[shown] for shown in part]) > options.max_width
-                if is_too_wide and parts[-1] != lead:
-                    parts.append([*lead, name])
-                else:
-                    parts[-1] = part
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table for a terminal, between its title and its note."""
+        parts, widths = self._parts(options.max_width)
         yield Text(printable_lines(self.title), style="italic")
         for part in parts:
             yield ""
@@ -113,18 +114,45 @@ class Table:
         if note := self.full_note:
             yield Text(printable_lines(note) + "\n", style="dim italic")
 
+    def _parts(self, max_width: int) -> tuple[list[list[str]], dict[str, int]]:
+        """Return the columns of each part of the table on a terminal of `max_width` characters.
+
+        A table that fits has one part. A wider one comes in parts, one below the other. Each part
+        has the first columns, which name the rows, and as many others as fit without breaking a
+        word. Their widths are the second value; it is empty for a table that fits.
+        """
+        names = list(self.shown)
+        full_widths = [max(map(len, [name, *self.shown[name]])) for name in names]
+        if _table_width(full_widths) <= max_width:
+            return [names], {}
+        widths = {name: _least_width(name, self.shown[name]) for name in names}
+        naming = [name for name in names[: self.num_names] if self.is_text(name)]
+        parts = []
+        part = naming
+        for name in names:
+            if name in naming:
+                continue
+            longer_part = [*part, name]
+            is_too_wide = _table_width([widths[column] for column in longer_part]) > max_width
+            if is_too_wide and part != naming:
+                parts.append(part)
+                longer_part = [*naming, name]
+            part = longer_part
+        return [*parts, part], widths
+
     def _part(self, names: list[str], widths: Mapping[str, int]) -> rich.table.Table:
-        """Return some columns for a terminal, those that name rows flush left.
+        """Return some columns for a terminal. Columns that name rows are flush left.
 
         Columns of short cells have these `widths`, so that only their heads may be broken.
         """
         table = rich.table.Table(
-            box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+            box=SIMPLE_HEAD, padding=(0, COLUMN_GAP - 1, 0, 0), pad_edge=False, show_edge=False
         )
+        names_of_rows = list(self.shown)[: self.num_names]
         for name in names:
-            justify: Any = "left" if name in list(self.shown)[: self.num_names] else "right"
-            is_short = self.shown[name].map(len).max() <= LONG_CELL
-            width = widths.get(name) if is_short else None
+            justify: Any = "left" if name in names_of_rows else "right"
+            has_short_cells = self.shown[name].map(len).max() <= LONG_CELL
+            width = widths.get(name) if has_short_cells else None
             table.add_column(_on_screen(name), justify=justify, overflow="fold", width=width)
         for row in self.shown[names].to_numpy():
             table.add_row(*map(_on_screen, row))
@@ -144,15 +172,14 @@ class Table:
     def latex(self) -> str:
         """Return a `table` with the rules of the package booktabs, whose caption is the title and
         the note."""
-        num_columns = len(self.shown.columns)
+        num_texts = min(self.num_names, len(self.shown.columns))  # numbers follow
+        num_numbers = len(self.shown.columns) - num_texts
         note = self.full_note  # may begin with the name of a column, in lower case
         stop = ";" if note[:1].islower() else "."
         escaped = self.shown.rename(columns=_escape_latex).map(_escape_latex)
         return escaped.style.hide(axis="index").to_latex(
             hrules=True,
-            column_format=("l" * self.num_names).ljust(num_columns, "r")[
-                :num_columns
-            ],  # text, then numbers
+            column_format="l" * num_texts + "r" * num_numbers,
             position_float="centering",
             caption=_escape_latex(f"{self.title.removesuffix('?')}{stop} {note}".strip()),
             label=f"tab:{self.name}",
@@ -163,7 +190,11 @@ class Table:
         return csv_text(self.texts)
 
     def with_spread(self, spread: str) -> "Table":
-        """Return the table with another spread, which its title and note name."""
+        """Return the table with another spread.
+
+        The title, the note and the meanings may have the words for the spread (`SPREAD_WORDS`).
+        These are replaced.
+        """
         old, new = SPREAD_WORDS[self.spread], SPREAD_WORDS[spread]
         title, note = self.title.replace(old, new), self.note.replace(old, new)
         meanings = {names: text.replace(old, new) for names, text in self.meanings.items()}
@@ -173,7 +204,8 @@ class Table:
     def shown_note(self) -> str:
         """The note, and the meanings of the columns that are shown.
 
-        `final accuracy` also names a column with a number after it in brackets.
+        A name also stands for a column that has words in brackets after it, such as
+        `final accuracy (last 11)`.
         """
         sentences = [self.note]
         for names, meaning in self.meanings.items():
@@ -208,10 +240,10 @@ def csv_text(frame: pd.DataFrame) -> str:
 def best_places(
     values: Iterable[Any], settings: Sequence[Hashable], *, lowest: bool = False
 ) -> list[int]:
-    """Return the places of the highest value of each setting that has several, or of the `lowest`.
+    """Return the places of the highest value of each setting, or of its `lowest` value.
 
-    `settings` has the setting of each value; those of None are not compared. A target that was
-    never reached (inf) is no value.
+    `settings` has the setting of each value. Values whose setting is None are not compared, and a
+    setting with a single value has no best one. A target that was never reached (inf) is no value.
     """
     numbers = pd.Series([number_in(value) for value in values], dtype=float)
     known = numbers.replace([math.inf, -math.inf], math.nan)
@@ -235,9 +267,10 @@ def show(value: Any, form: Format = "", spread: str = "interval") -> str:
 
 
 def number_in(value: Any) -> float | None:
-    """Return the number by which the page sorts a cell; None for texts and nan.
+    """Return the number for which a cell stands; None for texts and nan.
 
-    It is the first item of a tuple, and the mean or median of a statistic.
+    It is the first item of a tuple, and the mean or median of a statistic. The page sorts by it,
+    and `best_places` compares it.
     """
     if isinstance(value, tuple):
         value = value[0]
@@ -259,18 +292,20 @@ def show_result(value: Mean | Share | Median, spread: str = "interval") -> str:
     if isinstance(value, Share):
         return f"holds for {value.count} of {value.num} seeds [{low:.2f}, {high:.2f}]"
     if isinstance(value, Median):
-        median, low_text, high_text = (
-            # The lower end is -inf with few seeds; rounds begin at 0.
-            f"> {value.beyond:.0f}" if end == math.inf else f"{max(end, 0):.0f}"
-            for end in (value.median, low, high)
-        )
-        return f"median {median} [{low_text}, {high_text}]"
+        ends = [_show_rounds(number, value.beyond) for number in (value.median, low, high)]
+        return "median {} [{}, {}]".format(*ends)
     if isinstance(value, Difference):
         settings = f" (mean of {value.strata} settings)" if value.strata > 1 else ""
         return f"{value.mean:+.4f} {show_interval(value.interval)}{settings}"
     if spread == "sd" and value.num > 1:
         return f"{value.mean:.4f} ± {value.sd:.4f}"
     return str(value)
+
+
+def _show_rounds(number: float, beyond: float) -> str:
+    """Return a number of rounds; inf is greater than `beyond`. With few seeds an interval begins at
+    -inf, but rounds begin at 0."""
+    return f"> {beyond:.0f}" if number == math.inf else f"{max(number, 0):.0f}"
 
 
 def show_interval(ends: tuple[float, float]) -> str:
@@ -293,7 +328,7 @@ def show_both(p_values: tuple[float, float]) -> str:
 def show_reached(
     reached: Median | None, show_number: Callable[[float], str] = "{:.0f}".format
 ) -> str:
-    """Return the median over runs of what it takes to reach something.
+    """Return, as text, the median over runs of what it takes to reach something.
 
     The number of runs that reach it is added unless all do: "120 (3/5)".
     """
@@ -319,9 +354,9 @@ def table_files(tables: Sequence[Table]) -> dict[str, bytes]:
     return {name: text.encode() for name, text in files.items()}
 
 
-def _width(columns: Sequence[int]) -> int:
-    """Return the width of a table on a terminal: two characters separate its columns."""
-    return sum(columns) + 2 * len(columns) - 2
+def _table_width(widths: Sequence[int]) -> int:
+    """Return the width of a table on a terminal whose columns have these `widths`."""
+    return sum(widths) + COLUMN_GAP * (len(widths) - 1)
 
 
 def _least_width(name: str, cells: pd.Series) -> int:
@@ -334,34 +369,22 @@ def _least_width(name: str, cells: pd.Series) -> int:
 
 
 def _on_screen(text: str) -> str:
+    """Return `text` with the markup of rich."""
     shown = escape(printable_lines(text))
     return f"[bold]{shown}[/]" if isinstance(text, Bold) else shown
 
 
 def _escape_markdown(text: str) -> str:
-    """Return `text` in one line, without columns, tags, links and pictures of its own."""
+    """Return `text` in one line. Characters that would begin a column, a tag, a link or a picture
+    are escaped."""
     shown = re.sub(r"[\\|]", r"\\\g<0>", printable(text))
     shown = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", shown)
     shown = re.sub(r"\](?=[(\[:])", r"\\]", shown)
     return f"**{shown}**" if isinstance(text, Bold) else shown
 
 
-LATEX = str.maketrans(
-    {
-        **{character: f"\\{character}" for character in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\^{}",
-        "±": r"$\pm$",
-        "≈": r"$\approx$",
-        "<": r"\textless{}",  # in LaTeX's usual encoding of fonts, these three are others
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-    }
-)
-
-
 def _escape_latex(text: str) -> str:
+    """Return `text` in one line, in which LaTeX finds no commands of its own."""
     shown = printable(text).translate(LATEX)
     return f"\\textbf{{{shown}}}" if isinstance(text, Bold) else shown
 

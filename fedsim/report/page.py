@@ -38,10 +38,10 @@ from fedsim.results.runs import Run
 
 OPENING = ("paper", "settings", "advice")
 """Tables at the head of the page."""
+PRINTED = ("results", "budgets", "targets")
+"""Tables that follow the opening, above the curves, if they are printed. Others are folded."""
 COSTS = ("costs", "times")
-"""Tables that are not folded."""
-FIRST = ("results", "budgets", "targets")
-"""Tables that follow the opening if they are printed, too."""
+"""Tables below the curves, which are not folded."""
 ON_PAGE_ALONE = ("configs", "runs", "results")
 """Tables that are in no file next to the page."""
 UNCOMPARED = ("preset", "tracker", "scale")
@@ -80,33 +80,22 @@ def html_page(
     wanted), the page has no curves either.
     """
     runs = material.frame
-    shown_runs = runs[:0] if pictures is None else material.shown
     images = {place: _embedded(figures) for place, figures in (pictures or {}).items()}
-    tables = [table for section in sections for table in section.tables]
-    brief = [table for section in sections for table in section.brief]
+    tables = _tables_by_place(sections)
     configs, shared = config_differences(runs)
     curves = plotly = thinned = ""
-    if len(shown_runs):
-        from plotly.offline import get_plotlyjs  # here: 0.3 s, which only curves need
-
-        plotly = get_plotlyjs()
-        data = curves_data(shown_runs, material.shown_looks)
-        thinned = _thinned(shown_runs, runs, data["points"])
-        curves = json.dumps(data, separators=(",", ":"))
-        curves = curves.replace("<", "\\u003c")  # no name of a run can end the script element
-    first = [table for table in brief if table.name in FIRST]
-    unfolded = {*OPENING, *COSTS, *(table.name for table in first)}
-    folded = [table for table in tables if table.name not in unfolded]
+    if pictures is not None and len(material.shown):
+        plotly, curves, thinned = _curves(material)
     environment = jinja2.Environment(autoescape=True, trim_blocks=True)
     template = environment.from_string((ASSETS / "page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         title=title,
         headline=[line for section in sections for line in section.lines],
-        opening=[_cells(table) for table in tables if table.name in OPENING],
+        opening=tables["opening"],
         overview=images.get("overview", ()),
-        first=[_cells(table) for table in first],
-        costs=[_cells(table) for table in tables if table.name in COSTS],
-        tables=[_cells(table) for table in folded],
+        first=tables["first"],
+        costs=tables["costs"],
+        tables=tables["folded"],
         facts=header_facts(list(runs["run"])),
         configs=_cells(configs),
         shared=shared,
@@ -124,50 +113,85 @@ def html_page(
     )
 
 
+def _tables_by_place(sections: Sequence[Section]) -> dict[str, list[dict[str, Any]]]:
+    """Return the cells of all tables (`_cells`) by their place on the page."""
+    by_place: dict[str, list[dict[str, Any]]] = {
+        "opening": [],
+        "first": [],
+        "costs": [],
+        "folded": [],
+    }
+    places = {**dict.fromkeys(OPENING, "opening"), **dict.fromkeys(COSTS, "costs")}
+    for section in sections:
+        for table in section.brief:
+            if table.name in PRINTED:
+                places[table.name] = "first"
+                by_place["first"].append(_cells(table))
+    for section in sections:
+        for table in section.tables:
+            place = places.get(table.name, "folded")
+            if place != "first":  # is there already
+                by_place[place].append(_cells(table))
+    return by_place
+
+
+def _curves(material: Material) -> tuple[str, str, str]:
+    """Return plotly's script, the data of the curves as JSON, and sentences on what the curves do
+    not show."""
+    from plotly.offline import get_plotlyjs  # here: 0.3 s, which only curves need
+
+    data = curves_data(material.shown, material.shown_looks)
+    text = json.dumps(data, separators=(",", ":"))
+    text = text.replace("<", "\\u003c")  # no name of a run can end the script element
+    return get_plotlyjs(), text, _thinned(material.shown, material.frame, data["points"])
+
+
 def config_differences(runs: pd.DataFrame) -> tuple[Table, str]:
     """Return how the configs of groups differ, and what they have in common.
 
-    The table has a column for each key that all have and that differs, and one for keys that only
-    some have. The text has the common keys and values, a line each.
+    The table has a row for each group. A key that all groups have with different values is a
+    column. The last column has the keys that only some groups have. The text has the common keys
+    and values, a line each.
     """
     groups = by(runs, "group")
-    values = pd.DataFrame([_compared(rows) for rows in groups.values()], dtype=object)
+    values = pd.DataFrame([_config_of(rows) for rows in groups.values()], dtype=object)
     everywhere = [key for key in values if values[key].notna().all()]
     differing = [key for key in everywhere if values[key].map(str).nunique() > 1]
     rows = []
     for name, (_, row) in zip(groups, values.iterrows(), strict=True):
-        remaining = row.drop(everywhere).dropna()
-        rows.append(
-            [name, *row[differing], ", ".join(f"{key}={remaining[key]}" for key in remaining.index)]
-        )
+        of_its_own = row.drop(everywhere).dropna()
+        texts = [f"{key}={value}" for key, value in of_its_own.items()]
+        rows.append([name, *row[differing], ", ".join(texts)])
     frame = make_frame(["run", *differing, "keys of its own"], rows)
     common = [key for key in everywhere if key not in differing]
     shared = "\n".join(f"{key}: {values[key].iloc[0]}" for key in common)
     return Table("configs", "How the configs differ", frame), shared
 
 
-def _compared(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the choices and config values of a group that can change its results.
+def _config_of(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the choices and config values of a group that can change its results, by key.
 
-    Its runs may differ in engine and device: all that occur are listed. A group's `_target_` is
-    left out, because the choice implies it.
+    The runs of the group may differ in engine and device: all that occur are listed. The class
+    (`_target_`) of a config group is left out, because the choice implies it.
     """
-    run = first_run(rows)
+    first = first_run(rows)
     values: dict[str, Any] = dict(NEW_GROUPS)
-    values.update({key: text for key, text in run.choices.items() if key not in UNCOMPARED})
-    targets = {f"{group.replace('/', '.')}._target_" for group in values}
-    for key, value in leaves(relevant(run.config)):
-        if key not in targets:
+    for config_group, choice in first.choices.items():
+        if config_group not in UNCOMPARED:
+            values[config_group] = choice
+    implied = {f"{config_group.replace('/', '.')}._target_" for config_group in values}
+    for key, value in leaves(relevant(first.config)):
+        if key not in implied:
             values[key] = value
-    if run.code:
-        values["code"] = run.code
-    used = {
-        "engine": [other.choices.get("engine") for other in rows["run"]],
-        "device": [other.config.get("device") for other in rows["run"]],
+    if first.code:
+        values["code"] = first.code
+    occurring = {
+        "engine": [run.choices.get("engine") for run in rows["run"]],
+        "device": [run.config.get("device") for run in rows["run"]],
     }
-    for key, texts in used.items():
+    for key, each in occurring.items():
         if key in values:
-            values[key] = " and ".join(dict.fromkeys(map(str, texts)))
+            values[key] = " and ".join(dict.fromkeys(map(str, each)))
     return values
 
 
@@ -178,7 +202,7 @@ def runs_table(runs: pd.DataFrame) -> Table:
     for run, group, final, last in zip(
         runs["run"], runs["group"], runs["final_accuracy"], runs["last_accuracy"], strict=True
     ):
-        seeds = run.seed, str(run.seeds)
+        seeds = run.seed, str(run.seeds)  # the number for sorting, and the text
         rows.append([group, seeds, run.status, final, last, run.folder.name])
     head = final_head(runs)
     frame = make_frame(["run", "seed", "status", head, LAST, "folder"], rows)
@@ -187,21 +211,24 @@ def runs_table(runs: pd.DataFrame) -> Table:
 
 
 def curves_data(runs: pd.DataFrame, method_looks: Mapping[str, Look]) -> dict[str, Any]:
-    """Return the data of the curves for page.js. `method_looks` has the look of each method.
+    """Return the data of the curves for page.js, from finished runs and the look of each method.
 
-    `axes` and `values` have the labels of what can be chosen for x and y, and `units` the units of
-    axes. `range_of` names the value to which the ranges of seeds belong. `looks` are those of
-    methods, `panels` has the lines of each setting, and `points` is the largest number of points of
-    a line.
+    - `axes` and `values`: the labels of what can be chosen for x and y.
+    - `units`: the units of axes that have one.
+    - `range_of`: the value to which the ranges of seeds belong.
+    - `looks`: colour, dashes and marker of each method.
+    - `panels`: the lines of each setting (`_line`).
+    - `points`: the largest number of points of a line.
     """
     all_runs = list(runs["run"])
     axes = {name: axis.label for name, axis in AXES.items() if is_recorded(all_runs, axis.names)}
     points = min(MAX_POINTS, ALL_POINTS // runs["group"].nunique())
     panels = []
     for setting, rows in by_setting(runs).items():
-        lines = by(rows, "method").items()
-        curves = [_line(method, list(line["run"]), list(axes), points) for method, line in lines]
-        panels.append({"title": setting, "lines": curves})
+        lines = []
+        for method, line in by(rows, "method").items():
+            lines.append(_line(method, list(line["run"]), list(axes), points))
+        panels.append({"title": setting, "lines": lines})
     looks = {}
     for name, look in method_looks.items():
         dash, symbol = DASHES[look["linestyle"]], MARKERS[look["marker"]]
@@ -223,7 +250,8 @@ def curves_data(runs: pd.DataFrame, method_looks: Mapping[str, Look]) -> dict[st
 
 
 def _line(method: str, runs: Sequence[Run], axes: Sequence[str], max_points: int) -> dict[str, Any]:
-    """Return the series of a line at evaluated rounds.
+    """Return what a line shows at evaluated rounds: its value on each of the `axes`, and all of
+    `VALUES`.
 
     Of more than `max_points` evaluated rounds, evenly spaced ones are taken, with the first and the
     last.
@@ -265,8 +293,10 @@ def _link(run: Run, folder: Path) -> str | None:
 
 
 def _embedded(pictures: Sequence[tuple[str, bytes]]) -> list[tuple[str, str]]:
-    """Return the captions of the first pictures, and their PNGs in base64, up to `PICTURE_BYTES` in
-    all."""
+    """Return the captions of the first pictures, and their PNGs in base64.
+
+    These have up to `PICTURE_BYTES` in all. No picture after them is embedded, however small.
+    """
     embedded = []
     size = 0
     for caption, png in pictures:
@@ -277,21 +307,26 @@ def _embedded(pictures: Sequence[tuple[str, bytes]]) -> list[tuple[str, str]]:
 
 
 def _cells(table: Table) -> dict[str, Any]:
-    """Return a table for the template: each cell with its text, the number by which it is sorted,
-    and its class, if it has one."""
+    """Return a table for the template.
+
+    Each cell has its text, the number by which it is sorted (`sort`), and its CSS class (`kind`,
+    empty if it has none).
+    """
     header, columns = [], []
     for name in table.shown:
-        texts = table.shown[name][:MAX_ROWS]
-        numbers = [number_in(value) for value in table.values[name][:MAX_ROWS]]
-        is_text = all(number is None for number in numbers)
+        is_text = table.is_text(name)
         header.append({"text": name or "setting", "left": is_text})
-        cells = []
-        for text, number in zip(texts, numbers, strict=True):
-            kind = "long" if len(text) > LONG else "text"
-            style = table.styles.get(text, kind if is_text else "")
+        texts, values = table.shown[name][:MAX_ROWS], table.values[name][:MAX_ROWS]
+        column = []
+        for text, value in zip(texts, values, strict=True):
+            kind = ""
+            if text in table.styles:
+                kind = table.styles[text]
+            elif is_text:
+                kind = "long" if len(text) > LONG else "text"
             is_bold = isinstance(text, Bold)
-            cells.append({"text": text, "sort": number, "bold": is_bold, "kind": style})
-        columns.append(cells)
+            column.append({"text": text, "sort": number_in(value), "bold": is_bold, "kind": kind})
+        columns.append(column)
     rows = list(zip(*columns, strict=True))
     note = table.shown_note
     if len(rows) < len(table.values):

@@ -124,8 +124,8 @@ def make_table(
 
 
 ACCURACY, REACHED = "accuracy", "reached"
-"""Two ways to show a measure over seeds: the mean with its interval, and the median of the rounds
-in which runs first reach something."""
+"""Two ways to show a measure over seeds, besides the formats of numbers: the mean with its
+interval, and the median of the rounds in which runs first reach something."""
 
 
 def _total(names: Sequence[str]) -> str:
@@ -169,17 +169,21 @@ COLUMNS: Mapping[str, tuple[str, Format]] = {
 }
 """Columns of tables with a row for each group: the name of a measure, and how its values are shown.
 
-`ACCURACY` and `REACHED` are explained above. Any other format shows the mean over seeds, if all
-runs have the measure.
+Any format except `ACCURACY` and `REACHED` shows the mean over seeds, if all runs have the measure.
 """
 PHASE_COLUMNS: Mapping[str, tuple[str, Format]] = {
     phase: (f"total:seconds_{phase}", show_seconds) for phase in PHASES
 }
+"""The columns with the seconds of each phase of a round, by their heads."""
 CLIENT_COLUMNS = {
     name.replace("_", " "): (f"{CLIENT_ACCURACY}_{name}", ACCURACY)
     for name in CLIENT_ACCURACY_MEASURES
 }
+"""The columns with aggregates of the clients' accuracies, by their heads."""
+ALL_COLUMNS: Mapping[str, tuple[str, Format]] = {**COLUMNS, **PHASE_COLUMNS, **CLIENT_COLUMNS}
 SEEDS_COLUMN, MEASURED_ON, SERVER_SEES = "seeds", "measured on", "server sees"
+"""Columns that are no measures: how many runs finished and diverged, which samples the clients'
+accuracies are of, and what the server must see of single clients."""
 BY_GROUP: Mapping[str, Sequence[str]] = {
     "results": [SEEDS_COLUMN, FINAL, ENDED, "part.", "time", "simulated", "down", "up"],
     "overview": [
@@ -262,9 +266,8 @@ def _plots(material: Material) -> list[Any]:
 def by_group(name: str, runs: pd.DataFrame) -> Table:
     """Return the table of `BY_GROUP` with this name.
 
-    It has a row for each group of `runs`. Measures are of finished runs alone.
+    It has a row for each group of `runs`. Measures are those of finished runs.
     """
-    columns: dict[str, tuple[str, Format]] = {**COLUMNS, **PHASE_COLUMNS, **CLIENT_COLUMNS}
     groups = by(runs, "group")
     finished = finished_rows(runs)
     # Measures are computed for all finished runs at once, and split by group.
@@ -272,44 +275,51 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
     cells: dict[str, list[Any]] = name_columns(groups)
     num_names = max(len(cells), 2)
     formats: dict[str, Format] = {SEEDS_COLUMN: _show_seeds}
-    # Methods are compared within a setting. Of runs that end at a target, final accuracies are not.
-    compared, raced = [], []
-    for rows in groups.values():
-        (target,) = by_target(rows)
-        setting = rows["setting"].iloc[0]
-        compared.append(setting if target is None else None)
-        raced.append((setting, target))
+    races = _races(groups)
+    # Final accuracies of runs that end at a target are all near it. They are not compared.
+    compared = [setting if target is None else None for setting, target in races]
     best: dict[str, list[int]] = {}
     for title in BY_GROUP[name]:
         if title == SEEDS_COLUMN:
             diverged = [int((rows["status"] == "diverged").sum()) for rows in groups.values()]
             cells[title] = list(zip(map(len, places), diverged, strict=True))
-        elif title == MEASURED_ON:
+            continue
+        if title == MEASURED_ON:
             cells[title] = [
                 str(first_run(rows).config[CLIENT_ACCURACY]) for rows in groups.values()
             ]
-        elif title == SERVER_SEES:
+            continue
+        if title == SERVER_SEES:
             cells[title] = [seen_by_server(first_run(rows)) for rows in groups.values()]
-        else:
-            measure, form = columns[title]
-            values = measured(finished, measure).to_numpy()
-            head = final_head(runs) if title == FINAL else title
-            cells[head] = [_aggregate(values[place], form) for place in places]
-            if name == "checkpoints" and form == ACCURACY:
-                # A run that `stop_at` ended may not have the round of a checkpoint. A mean over the
-                # other seeds would be one of the slower runs.
-                for number, place in enumerate(places):
-                    if np.isnan(values[place]).any():
-                        cells[head][number] = MISSING
-            if title in BEST:
-                best[head] = best_places(cells[head], compared)
-            elif title == ENDED:
-                best[head] = best_places(cells[head], raced, lowest=True)
-            if form != ACCURACY:
-                formats[head] = show_reached if form == REACHED else form
+            continue
+        measure, form = ALL_COLUMNS[title]
+        values = measured(finished, measure).to_numpy()
+        head = final_head(runs) if title == FINAL else title
+        cells[head] = [_aggregate(values[place], form) for place in places]
+        if name == "checkpoints" and form == ACCURACY:
+            # A run that `stop_at` ended may not have the round of a checkpoint. A mean over the
+            # other seeds would be one of the slower runs.
+            for number, place in enumerate(places):
+                if np.isnan(values[place]).any():
+                    cells[head][number] = MISSING
+        if form != ACCURACY:
+            formats[head] = show_reached if form == REACHED else form
+        if title in BEST:
+            best[head] = best_places(cells[head], compared)
+        elif title == ENDED:
+            best[head] = best_places(cells[head], races, lowest=True)
     rows = list(zip(*cells.values(), strict=True))
     table = make_table(name, list(cells), rows, formats, runs)
     return replace(table, best=best, num_names=num_names)
+
+
+def _races(groups: Mapping[str, pd.DataFrame]) -> list[tuple[str, float | None]]:
+    """Return the setting of each group, and the accuracy at which its runs end, if they do."""
+    races = []
+    for rows in groups.values():
+        (target,) = by_target(rows)  # the runs of a group have the same config, and so one target
+        races.append((rows["setting"].iloc[0], target))
+    return races
 
 
 def name_columns(groups: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:
@@ -323,15 +333,24 @@ def name_columns(groups: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:
         return {"run": list(groups)}
     names = []
     for group, label in zip(groups, labels, strict=True):
+        name = group
         for key in heads.keys() & label.keys():
-            word = re.escape(f"{SYMBOLS.get(key, key).rpartition('.')[2]}={label[key]}")
-            group = re.sub(rf"(^|(?<= ))[\w./]*{word}( |$)", "", group)
-        names.append(group.strip())
+            name = _without_value(name, key, label[key])
+        names.append(name.strip())
     columns = {head: [label.get(key, MISSING) for label in labels] for key, head in heads.items()}
     return {"run": names, **columns}
 
 
+def _without_value(name: str, key: str, value: str) -> str:
+    """Return the name of a group without the word KEY=VALUE, in which the key may be longer or
+    shorter by the config groups in front of it."""
+    last_part = SYMBOLS.get(key, key).rpartition(".")[2]
+    word = re.escape(f"{last_part}={value}")
+    return re.sub(rf"(^|(?<= ))[\w./]*{word}( |$)", "", name)
+
+
 def _show_seeds(counts: tuple[int, int]) -> str:
+    """Return the numbers of finished and of diverged runs as text."""
     num_done, num_diverged = counts
     return f"{num_done}, {num_diverged} diverged" if num_diverged else str(num_done)
 
@@ -346,11 +365,13 @@ def _aggregate(values: Floats, form: Format) -> Any:
     return float(np.mean(values)) if is_known else MISSING
 
 
+SIGN_FLIPS = "p (sign flips)"
+"""The one of `P_COLUMNS` that the table `pooled` does not have."""
 P_COLUMNS: Mapping[str, Format] = {
     "mean": "+.4f",
     "95 % interval": show_interval,
     "p": show_p,
-    "p (sign flips)": show_p,
+    SIGN_FLIPS: show_p,
     "interval (Holm)": show_interval,
     "p (Holm)": show_p,
     "level": show_p,
@@ -359,12 +380,26 @@ P_COLUMNS: Mapping[str, Format] = {
 }
 
 
-def _p_cells(
-    difference: Difference, p_holm: float, corrected: tuple[float, float], *sign_flips: float
-) -> list[Any]:
-    own = [difference.mean, difference.interval, difference.p_value, *sign_flips]
-    level = difference.p_equivalent(LEVEL_MARGIN)
-    return [*own, corrected, p_holm, level, difference.num, difference.detectable]
+"""Columns of tables of differences, with the formats of their cells (`_difference_cells`)."""
+
+
+def _difference_cells(
+    difference: Difference, p_holm: float, corrected: tuple[float, float]
+) -> dict[str, Any]:
+    """Return the cells of a difference by their heads (`P_COLUMNS`), without the sign-flip test.
+
+    `p_holm` and `corrected` are its p-value and interval, corrected by Holm's method.
+    """
+    return {
+        "mean": difference.mean,
+        "95 % interval": difference.interval,
+        "p": difference.p_value,
+        "interval (Holm)": corrected,
+        "p (Holm)": p_holm,
+        "level": difference.p_equivalent(LEVEL_MARGIN),
+        "pairs": difference.num,
+        "detectable": difference.detectable,
+    }
 
 
 def pairs(runs: pd.DataFrame) -> Table:
@@ -372,14 +407,13 @@ def pairs(runs: pd.DataFrame) -> Table:
     contrasts = to_references(runs)
     rows = []
     for contrast in contrasts:
-        row: list[Any] = [contrast.setting, f"{contrast.method} - {contrast.reference}"]
+        cells: dict[str, Any] = {"mean": MISSING}
         difference = contrast.difference
-        if difference is None:
-            row += [MISSING] + [""] * (len(P_COLUMNS) - 1)
-        else:
-            sign_flips = sign_flip_test(difference.values)
-            row += _p_cells(difference, contrast.p_holm, contrast.corrected, sign_flips)
-        rows.append(row)
+        if difference is not None:
+            cells = _difference_cells(difference, contrast.p_holm, contrast.corrected)
+            cells[SIGN_FLIPS] = sign_flip_test(difference.values)
+        title = f"{contrast.method} - {contrast.reference}"
+        rows.append([contrast.setting, title, *(cells.get(head, "") for head in P_COLUMNS)])
     if all(contrast.difference is None for contrast in contrasts):
         rows = []  # nothing to pair, as with one seed
     header = ["", "difference of final accuracy", *P_COLUMNS]
@@ -392,46 +426,50 @@ def pooled_pairs(runs: pd.DataFrame) -> Table:
     Settings that differ only in how data are divided among clients are pooled. Methods that are
     missing in one of them are skipped.
     """
-    # Settings, each its runs by method, by what they have in common.
-    panels: dict[Hashable, list[Mapping[str, pd.DataFrame]]] = {}
+    # Pools of settings that have the same key; each setting has its runs by method.
+    pools: dict[Hashable, list[Mapping[str, pd.DataFrame]]] = {}
     titles: dict[Hashable, list[str]] = {}
     for rows in by_setting(runs).values():
-        panel = _besides_partition(rows)
-        panels.setdefault(panel, []).append(by(rows, "method"))
-        labels = {key: text for key, text in rows["labels"].iloc[0].items() if _names_panel(key)}
-        titles.setdefault(panel, []).append(show_labels(labels))
+        key = _besides_partition(rows)
+        pools.setdefault(key, []).append(by(rows, "method"))
+        titles.setdefault(key, []).append(show_labels(_labels_of_pool(rows)))
     compared = []
-    for panel, settings in panels.items():
-        title = ", ".join(dict.fromkeys(titles[panel]))
+    for key, settings in pools.items():
+        title = ", ".join(dict.fromkeys(titles[key]))
         if len(settings) > 1:
             compared += [(title, *pooled_line) for pooled_line in _pooled_lines(settings)]
     corrected = corrected_alike([difference for *_, difference in compared])
-    rows = []
-    for (title, name, difference), (p, interval) in zip(compared, corrected, strict=True):
-        rows.append([title, name, difference.strata, *_p_cells(difference, p, interval)])
-    columns = [name for name in P_COLUMNS if name != "p (sign flips)"]
+    columns = [head for head in P_COLUMNS if head != SIGN_FLIPS]
+    table_rows = []
+    for (title, name, difference), (p_holm, interval) in zip(compared, corrected, strict=True):
+        cells = _difference_cells(difference, p_holm, interval)
+        table_rows.append([title, name, difference.strata, *(cells[head] for head in columns)])
     header = ["", "difference of final accuracy", "settings", *columns]
-    return make_table("pooled", header, rows, P_COLUMNS)
+    return make_table("pooled", header, table_rows, P_COLUMNS)
 
 
-def _names_panel(key: str) -> bool:
-    """Return whether a label tells settings apart that are not pooled."""
-    return is_setting(key) and key.partition(".")[0] != "partition"
+def _labels_of_pool(rows: pd.DataFrame) -> dict[str, str]:
+    """Return the labels of a setting, without those of the partition, by key."""
+    labels = {}
+    for key, text in rows["labels"].iloc[0].items():
+        if is_setting(key) and key.partition(".")[0] != "partition":
+            labels[key] = text
+    return labels
 
 
 def _besides_partition(rows: pd.DataFrame) -> Hashable:
     """Return what defines a setting, except how the data are divided among clients.
 
-    These are its labels. A cell is a label that may stand for any value of the config, so in its
-    place stand all values, except those of the partition and the method.
+    These are its labels. The label `cell` may stand for any value of the config. If there is one,
+    it is replaced by all config values, except those of the partition and the method.
     """
-    labels = {key: text for key, text in rows["labels"].iloc[0].items() if _names_panel(key)}
-    if labels.pop("cell", None) is None:
-        return frozenset(labels.items())
-    values = {key: str(value) for key, value in leaves(compared_config(first_run(rows)))}
-    of_method = ("partition", "selector", "server")
-    fixed = {key: text for key, text in values.items() if key.partition(".")[0] not in of_method}
-    return frozenset((labels | fixed).items())
+    values = _labels_of_pool(rows)
+    if values.pop("cell", None) is None:
+        return frozenset(values.items())
+    for key, value in leaves(compared_config(first_run(rows))):
+        if key.partition(".")[0] not in ("partition", "selector", "server"):
+            values[key] = str(value)
+    return frozenset(values.items())
 
 
 def _pooled_lines(
@@ -446,11 +484,13 @@ def _pooled_lines(
     for method in settings[0]:
         if not all(method in setting for setting in settings):
             continue
-        references = [choose_reference(setting, method) for setting in settings]
-        strata = [
-            paired(setting[method]["final_accuracy"], setting[reference]["final_accuracy"])
-            for setting, reference in zip(settings, references, strict=True)
-        ]
+        references = []
+        strata = []
+        for setting in settings:
+            reference = choose_reference(setting, method)
+            references.append(reference)
+            accuracies = setting[method]["final_accuracy"]
+            strata.append(paired(accuracies, setting[reference]["final_accuracy"]))
         difference = pooled(strata)
         has_one_reference = len(set(references)) == 1 and method not in references
         if has_one_reference and difference is not None:
@@ -460,19 +500,20 @@ def _pooled_lines(
 
 def imperfect(runs: pd.DataFrame) -> Table:
     """Return how often each method chose imperfect clients."""
+    formats: dict[str, Format] = {
+        "seeds": "",
+        "of the clients": ".3f",
+        "of the choices": "",
+        "times as often": ".2f",
+        "p": show_p,
+        "p (Holm)": show_p,
+    }
     rows = []
     for setting, method, chosen_share, client_share, p_value, p_holm in preferences(runs):
         times_as_often = chosen_share.mean / client_share
         shares = [chosen_share.num, client_share, chosen_share, times_as_often]
         rows.append([setting, method, *shares, p_value, p_holm])
-    header = ["", "run", "seeds", "of the clients", "of the choices", "times as often"]
-    formats = {
-        "of the clients": ".3f",
-        "times as often": ".2f",
-        "p": show_p,
-        "p (Holm)": show_p,
-    }
-    return make_table("imperfect", [*header, "p", "p (Holm)"], rows, formats, runs)
+    return make_table("imperfect", ["", "run", *formats], rows, formats, runs)
 
 
 BUDGETS: Mapping[Sequence[str], tuple[str, Format]] = {
@@ -490,22 +531,37 @@ def budgets(runs: pd.DataFrame) -> Table:
     The budget is what the cheapest finished run of a setting spends. Costs that are equal for all
     runs of a setting, or not recorded, have no cells. The table is empty if all are.
     """
-    rows = []
     formats: dict[str, Format] = {"all rounds": ""}
     for name, show_cost in BUDGETS.values():
         formats.update({f"at equal {name}": "", name: show_cost, f"rounds ({name})": ".4g"})
+    rows = []
+    has_unequal_costs = False
     for setting, members in by_setting(finished_rows(runs)).items():
-        all_costs = {names: [total_cost(run, names) for run in members["run"]] for names in BUDGETS}
+        costs_of_runs = {}
+        for names in BUDGETS:
+            costs_of_runs[names] = [total_cost(run, names) for run in members["run"]]
         for method, line in by(members, "method").items():
             row: list[Any] = [setting, method, _aggregate(line["final_accuracy"], ACCURACY)]
-            for names, costs in all_costs.items():
+            for names, costs in costs_of_runs.items():
                 budget = float(np.min(costs))
                 if max(costs) > SAME * budget:
-                    ends = np.array([cut(run, budget, names) for run in line["run"]])
-                    row += [_aggregate(ends[:, 0], ACCURACY), budget, float(ends[:, 1].mean())]
+                    has_unequal_costs = True
+                    row += _at_budget(line, budget, names)
                 else:
                     row += [MISSING] * 3
             rows.append(row)
-    is_empty = all(cell == MISSING for row in rows for cell in row[3:])
     header = ["", "run", *formats]
-    return make_table("budgets", header, [] if is_empty else rows, formats, runs)
+    return make_table("budgets", header, rows if has_unequal_costs else [], formats, runs)
+
+
+def _at_budget(rows: pd.DataFrame, budget: float, names: Sequence[str]) -> list[Any]:
+    """Return three cells: what the final accuracy of a method would be within a `budget` of some
+    quantities, the budget, and the mean number of rounds within it."""
+    accuracies = []
+    nums_of_rounds = []
+    for run in rows["run"]:
+        accuracy, num_rounds = cut(run, budget, names)
+        accuracies.append(accuracy)
+        nums_of_rounds.append(num_rounds)
+    mean_rounds = float(np.mean(nums_of_rounds, dtype=np.float64))
+    return [_aggregate(np.array(accuracies), ACCURACY), budget, mean_rounds]

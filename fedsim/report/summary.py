@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedsim.core.configs import leaves
 from fedsim.report.sections import Section
-from fedsim.report.table import Table, make_frame
+from fedsim.report.table import MISSING, Table, make_frame
 from fedsim.results.frames import by, finished_rows, first_run, measured
 from fedsim.results.grouping import relevant
 from fedsim.results.labels import show_labels
@@ -40,13 +40,17 @@ MEASURES = {
     "participation": "participation",
 }
 """The measures in every summary, by their keys in the file."""
-FREE = ("engine", "device", "client_accuracy")
-"""Top-level keys that change a result by rounding alone, or not at all. Seeds, names, folders and
-trackers are free, too."""
+FREE_KEYS = ("engine", "device", "client_accuracy")
+"""Top-level config keys that change a result by rounding alone, or not at all. So do the keys that
+`relevant` removes: seeds, names, folders and trackers."""
+FREE_GROUPS = ("engine", "device", "client_accuracy", "tracker", "hydra/launcher")
+"""Config groups whose choice changes a result by rounding alone, or not at all."""
 FOLDERS = ("dataset.path",)
 """Config values that belong to a machine."""
-FREE_CHOICES = (*FREE, "tracker", "hydra/launcher")
-"""Config groups that change a result by rounding alone, or not at all."""
+MAX_DESCRIBED = 3
+"""Number of groups that an error names."""
+NOT_RECORDED = "not recorded"
+"""The text in place of an engine or commit that an earlier version did not write."""
 
 
 def make_summary(runs: pd.DataFrame, sections: Sequence[Section] = ()) -> dict[str, Any]:
@@ -76,7 +80,7 @@ def make_summary(runs: pd.DataFrame, sections: Sequence[Section] = ()) -> dict[s
             }
             made_by[str(run.seeds)] = _origin_of(run)
         first = first_run(members)
-        choices = {name: text for name, text in first.choices.items() if name not in FREE_CHOICES}
+        choices = {name: text for name, text in first.choices.items() if name not in FREE_GROUPS}
         group = {
             "labels": members["labels"].iloc[0],
             "choices": choices,
@@ -90,6 +94,8 @@ def make_summary(runs: pd.DataFrame, sections: Sequence[Section] = ()) -> dict[s
 
 
 def _origin_of(run: Run) -> dict[str, Any]:
+    """Return which engine and which versions of fedsim and torch made a run; None where the run did
+    not record it. `dirty` says whether the code had changes that are in no commit."""
     return {
         "engine": run.summary.get("engine"),
         "commit": run.commit,
@@ -100,8 +106,11 @@ def _origin_of(run: Run) -> dict[str, Any]:
 
 def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return all values of a config by dotted key that can matter for a result."""
-    values = dict(leaves(relevant(config)))
-    return {key: value for key, value in values.items() if key.partition(".")[0] not in FREE}
+    values = {}
+    for key, value in leaves(relevant(config)):
+        if key.partition(".")[0] not in FREE_KEYS:
+            values[key] = value
+    return values
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -114,30 +123,35 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) -> Table:
-    """Return a table of final accuracies at the seeds that both summaries have, and verdicts that
-    differ.
+    """Return a table of final accuracies at the seeds that both summaries have.
 
-    Groups are the same if their configs are. If several are, as where data sets differ by folder,
-    the group that is most like in its choices and labels is taken. Raises `ReportError` if nothing
-    can be compared: no group is in both, or none has a seed in common.
+    The table has a row for each group of the `current` summary. The note lists verdicts that
+    differ, and groups that only the `earlier` summary has. Raises `ReportError` if nothing can be
+    compared: no group is in both, or none has a seed in common.
     """
-    counterparts = [_counterpart(group, earlier["groups"]) for group in current["groups"]]
-    pairs = list(zip(current["groups"], counterparts, strict=True))
-    rows = [_compared(group, other or {"seeds": {}}) for group, other in pairs]
-    if not any(row[1] for row in rows):
+    rows = []
+    matched = []  # ids of the earlier groups that were found again
+    has_common_seeds = False
+    for group in current["groups"]:
+        counterpart = _counterpart(group, earlier["groups"])
+        matched.append(id(counterpart))
+        differences = _differences(group, counterpart)
+        has_common_seeds = has_common_seeds or bool(differences)
+        rows.append(_against_row(group, counterpart, differences))
+    if not has_common_seeds:
         raise ReportError(
             f"--against: nothing to compare. These runs: {_described(current['groups'])}; "
             f"the earlier summary: {_described(earlier['groups'])}. Compare with one of the same "
             "preset and size, at seeds that it has"
         )
-    matched = list(map(id, counterparts))
     alone = [_name(group) for group in earlier["groups"] if id(group) not in matched]
     note = _changed_verdicts(current["verdicts"], earlier["verdicts"])
     if alone:
         note += f" In the earlier summary alone: {', '.join(alone)}."
-    header = ["run", "common seeds", "mean difference of final accuracy", "largest", "engine"]
+    mean_head = "mean difference of final accuracy"
+    header = ["run", "common seeds", mean_head, "largest", "engine"]
     header += ["commit", "earlier engine", "earlier commit"]
-    formats = {header[2]: "+.4f", "largest": ".4f"}
+    formats = {mean_head: "+.4f", "largest": ".4f"}
     frame = make_frame(header, rows)
     return Table("against", "Against an earlier summary", frame, formats, note)
 
@@ -145,40 +159,71 @@ def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) ->
 def _counterpart(
     group: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    def num_alike(other: Mapping[str, Any]) -> int:
+    """Return the earlier group with the same config as `group`; None if there is none.
+
+    Several groups have the same config if their data sets differ by folder only. Then it is the
+    group that has the most choices and labels in common with `group`.
+    """
+
+    def num_in_common(other: Mapping[str, Any]) -> int:
         return sum(len(group[name].items() & other[name].items()) for name in ("choices", "labels"))
 
     same_config = [other for other in earlier if other.get("config") == group["config"]]
-    return max(same_config, key=num_alike, default=None)
+    return max(same_config, key=num_in_common, default=None)
 
 
-def _compared(group: Mapping[str, Any], other: Mapping[str, Any]) -> list[Any]:
+def _differences(
+    group: Mapping[str, Any], counterpart: Mapping[str, Any] | None
+) -> dict[str, float]:
+    """Return final accuracy in a group minus that in its counterpart, by seed, at the seeds at
+    which both have one."""
+    if counterpart is None:
+        return {}
     differences = {}
     for seed, measures in group["seeds"].items():
         accuracy = measures["final_accuracy"]
-        before = other["seeds"].get(seed, {}).get("final_accuracy")
-        if accuracy is not None and before is not None:
-            differences[seed] = accuracy - before
-    row: list[Any] = [_name(group), len(differences), None, None]
+        earlier_accuracy = counterpart["seeds"].get(seed, {}).get("final_accuracy")
+        if accuracy is not None and earlier_accuracy is not None:
+            differences[seed] = accuracy - earlier_accuracy
+    return differences
+
+
+def _against_row(
+    group: Mapping[str, Any],
+    counterpart: Mapping[str, Any] | None,
+    differences: Mapping[str, float],
+) -> list[Any]:
+    """Return the row of a group in the table of `compare_summaries`."""
+    mean = largest = None
     if differences:
-        row[2] = sum(differences.values()) / len(differences)
-        row[3] = max(map(abs, differences.values()))
-    for summary in (group, other):
+        mean = sum(differences.values()) / len(differences)
+        largest = max(map(abs, differences.values()))
+    row = [_name(group), len(differences), mean, largest]
+    for summary in (group, counterpart or {}):
         row += [_origins(summary, list(differences), key) for key in ("engine", "commit")]
     return row
 
 
 def _origins(group: Mapping[str, Any], seeds: Sequence[str], key: str) -> str:
-    """Return the engines or commits of these runs; commits by their first ten digits."""
+    """Return the engines or commits (`key`) of the runs of a group at these seeds.
+
+    Commits are shown by their first ten digits.
+    """
     made_by = group.get("made_by", {})
     texts = set()
     for seed in seeds:
-        text = str(made_by.get(seed, {}).get(key) or "not recorded")
-        texts.add(text if key == "engine" or " " in text else text[:10])
-    return ", ".join(sorted(texts)) or "-"
+        origin = made_by.get(seed, {}).get(key)
+        if not origin:
+            texts.add(NOT_RECORDED)
+        elif key == "commit":
+            texts.add(str(origin)[:10])
+        else:
+            texts.add(str(origin))
+    return ", ".join(sorted(texts)) or MISSING
 
 
 def _changed_verdicts(current: Mapping[str, str], earlier: Mapping[str, str]) -> str:
+    """Return sentences on the verdicts that differ, are new, or are gone."""
     changed = []
     for key, verdict in current.items():
         if earlier.get(key, verdict) != verdict:
@@ -194,11 +239,18 @@ def _changed_verdicts(current: Mapping[str, str], earlier: Mapping[str, str]) ->
 
 
 def _described(groups: Sequence[Mapping[str, Any]]) -> str:
-    shown = [f"{_name(group)} (seeds {', '.join(group['seeds']) or 'none'})" for group in groups]
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+    """Return the names and seeds of the first `MAX_DESCRIBED` groups, and the number of others."""
+    shown = []
+    for group in groups[:MAX_DESCRIBED]:
+        seeds = ", ".join(group["seeds"]) or "none"
+        shown.append(f"{_name(group)} (seeds {seeds})")
+    num_hidden = len(groups) - len(shown)
+    more = f" and {num_hidden} more" if num_hidden else ""
+    return ", ".join(shown) + more
 
 
 def _name(group: Mapping[str, Any]) -> str:
+    """Return the labels of a group as text. A single group has none."""
     return show_labels(group["labels"]) or "run"
 
 
@@ -219,16 +271,16 @@ def read_summary_file(path: Path, option: str = "") -> dict[str, Any]:
 
 
 def _is_group(group: Any) -> bool:
-    """Return whether it is a group of `make_summary`, as far as `compare_summaries` reads it."""
-    if not (
-        has_kinds(group, {"config": TEXT, "seeds": MAPPING, "made_by": MAPPING})
-        and is_mapping_of(group.get("labels"), TEXT)
-        and is_mapping_of(group.get("choices"), TEXT)
-        and is_mapping_of(group.get("made_by", {}), MAPPING)
-    ):
+    """Return whether a value is a group as `make_summary` writes it, as far as `compare_summaries`
+    reads it. Earlier versions did not write `made_by`."""
+    if not has_kinds(group, {"config": TEXT, "seeds": MAPPING, "made_by": MAPPING}):
         return False
-    seeds = group.get("seeds", {}).values()
-    return all(
-        is_mapping_of(measures, NUMBER | NONE) and "final_accuracy" in measures
-        for measures in seeds
-    )
+    for key in ("labels", "choices"):
+        if not is_mapping_of(group.get(key), TEXT):
+            return False
+    if not is_mapping_of(group.get("made_by", {}), MAPPING):
+        return False
+    for measures in group.get("seeds", {}).values():
+        if not is_mapping_of(measures, NUMBER | NONE) or "final_accuracy" not in measures:
+            return False
+    return True

@@ -1,8 +1,8 @@
 """The first lines of a report: what was compared, and which method is best in each setting.
 
-The lead over the next method is tested by a two-sided paired t-test, corrected over settings by
-Holm's method. That the data chose the two is not corrected for. The lead over random selection is
-one of the table `pairs`.
+The lead of the best method over the next one is tested by a two-sided paired t-test, corrected over
+settings by Holm's method. The test does not correct for the fact that the same data chose these two
+methods. The lead over random selection is the one in the table `pairs`.
 """
 
 import math
@@ -56,32 +56,38 @@ MAX_LISTED = 8
 
 def header_facts(runs: Sequence[Run]) -> dict[str, str]:
     """Return facts on the runs, as texts by their names, without facts that no run has."""
-    seeds = sorted({run.seeds for run in runs})
-    has_more_seeds = any(run_seeds.own for run_seeds in seeds)
+    seeds: list[Any] = sorted({run.seeds for run in runs})
+    if not any(run_seeds.own for run_seeds in seeds):  # one number tells all of a run's seeds
+        seeds = [run_seeds.seed for run_seeds in seeds]
     cohorts = {run.config["cohort_size"] for run in runs if "cohort_size" in run.config}
     counts = Counter(run.status for run in runs)
     statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
     environments = set()
     for run in runs:
-        environment = run.summary.get("environment", {})
-        environments.add(", ".join(f"{name} {value}" for name, value in environment.items()))
+        environment = run.summary.get("environment")
+        if environment:
+            environments.add(", ".join(f"{name} {value}" for name, value in environment.items()))
     facts = {
         "data set": listed(run.dataset for run in runs),
         "partition": listed(run.choices.get("partition") for run in runs),
         "model": listed(run.choices.get("model") for run in runs),
         "clients (N)": listed(sorted({run.num_clients for run in runs})),
-        "clients a round (K)": listed(sorted(cohorts, key=lambda size: (str(type(size)), size))),
+        "clients a round (K)": listed(sorted(cohorts)),
         "rounds": listed(sorted({run.num_rounds for run in runs})),
-        "seeds": listed(seeds if has_more_seeds else [run_seeds.seed for run_seeds in seeds]),
+        "seeds": listed(seeds),
         "runs": f"{len(runs)} ({statuses})",
         "commit": listed(sorted({run.commit[:10] for run in runs if run.commit is not None})),
-        "environment": "; ".join(sorted(environments - {""})),
+        "environment": "; ".join(sorted(environments)),
     }
     return {name: text for name, text in facts.items() if text}
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Return the values that differ; consecutive integers as a range."""
+    """Return each distinct value once, as text; None does not count.
+
+    Consecutive integers are a range. Of more than `MAX_LISTED` values, the number of the others is
+    given.
+    """
     distinct = [value for value in dict.fromkeys(values) if value is not None]
     if len(distinct) > 2 and isinstance(distinct[0], int):
         first, last = distinct[0], distinct[-1]
@@ -119,22 +125,28 @@ def unequal_keys(runs: pd.DataFrame) -> list[str]:
     and those that are part of their names."""
     unequal = set()
     for rows in by_setting(runs).values():
-        named = {name for labels in rows["labels"] for name in labels}
+        expected = {*NOT_COMPARED}
+        for labels in rows["labels"]:
+            expected.update(labels)
         values: dict[str, set[str]] = {}
         for members in by(rows, "method").values():
             for key, value in leaves(relevant(first_run(members).config)):
                 values.setdefault(key.removesuffix("._target_"), set()).add(str(value))
         for key, texts in values.items():
-            is_known = any(f"{key}.".startswith(f"{name}.") for name in (*named, *NOT_COMPARED))
-            if len(texts) > 1 and not is_known:
+            if len(texts) > 1 and not _is_below(key, expected):
                 unequal.add(key)
     return sorted(unequal)
 
 
+def _is_below(key: str, names: Iterable[str]) -> bool:
+    """Return whether a dotted key is one of the `names`, or below one of them in the config."""
+    return any(f"{key}.".startswith(f"{name}.") for name in names)
+
+
 def warnings(runs: Sequence[Run]) -> list[str]:
     """Return sentences on runs whose final accuracy means something else than usual."""
-    lengths = {short_run_warning(run.num_rounds, run.final_window) for run in runs}
-    lines = sorted(filter(None, lengths))
+    on_lengths = {short_run_warning(run.num_rounds, run.final_window) for run in runs}
+    lines = sorted(filter(None, on_lengths))
     if any(run.config.get("stop_at") for run in runs):
         lines.append(
             "runs with stop_at end when they reach it: their final accuracies are near it, so "
@@ -145,14 +157,13 @@ def warnings(runs: Sequence[Run]) -> list[str]:
 
 def conclusions(material: Material) -> Section:
     """Return a line on the best of each setting that has several methods, and further findings."""
-    lines = best(material.frame)
-    lines = first_lines(lines, is_full=material.is_full)
+    lines = first_lines(best(material.frame), is_full=material.is_full)
     return Section(lines=[*lines, *codes(material.frame), *imperfect_chosen(material.frame)])
 
 
 def first_lines(lines: list[str], *, is_full: bool) -> list[str]:
-    """Return the lines on the first `MAX_LISTED` settings, and how many there are besides; all
-    lines if the report `is_full`."""
+    """Return the first `MAX_LISTED` of `lines` on a setting each, and a line with the number of the
+    others. If the report `is_full`, return all of them."""
     num_hidden = 0 if is_full else len(lines) - MAX_LISTED
     if num_hidden <= 0:
         return lines
@@ -185,8 +196,8 @@ def best(runs: pd.DataFrame) -> list[str]:
     compared by `fedsim.report.targets`.
     """
     comparable = without_target(runs)
-    lines_of: dict[str, Lines] = {}
-    leads = []
+    lines_by_setting: dict[str, Lines] = {}
+    leads = []  # over the next method, one for each setting
     for setting, rows in by_setting(comparable).items():
         lines = by(rows, "method")
         methods = [name for name in by_accuracy(lines) if selector_of(lines[name]) != CEILING]
@@ -194,27 +205,28 @@ def best(runs: pd.DataFrame) -> list[str]:
             first, second = methods[:2]
             lead = lead_over(lines[first], lines[second])
             leads.append(Contrast(setting, first, second, lead))
-            lines_of[setting] = lines
-    over_references = {}
+            lines_by_setting[setting] = lines
+    leads_over_references = {}
     for contrast in to_references(comparable):
-        over_references[contrast.setting, contrast.method] = contrast
+        leads_over_references[contrast.setting, contrast.method] = contrast
     sentences = []
     for over_next in corrected_by_holm(leads):
-        over_reference = over_references.get((over_next.setting, over_next.method))
-        sentences.append(_on_the_best(lines_of[over_next.setting], over_next, over_reference))
+        setting, method = over_next.setting, over_next.method
+        over_reference = leads_over_references.get((setting, method))
+        sentences.append(_on_the_best(lines_by_setting[setting], over_next, over_reference))
     return sentences
 
 
 def _on_the_best(lines: Lines, over_next: Contrast, over_reference: Contrast | None) -> str:
-    """Return a sentence on the best method of a setting, from its leads.
-
-    If the next method is the reference, the lead over it is that of the table `pairs`.
-    """
+    """Return a sentence on the best method of a setting, from its leads over the next method and
+    over its reference. The latter is None if it is the reference itself."""
     method = over_next.method
     verdicts = {over_next.reference: verdict_on(over_next)}
     cost = ""
     if over_reference is not None:
         reference = over_reference.reference
+        # If the next method is the reference, this replaces the verdict above, so that the sentence
+        # and the table `pairs` have the same interval and p-value.
         verdicts[reference] = verdict_on(over_reference)
         cost = cost_of_lead(
             finished_rows(lines[method]), finished_rows(lines[reference]), reference
@@ -228,29 +240,33 @@ def _on_the_best(lines: Lines, over_next: Contrast, over_reference: Contrast | N
 
 
 def cost_of_lead(method_rows: pd.DataFrame, reference_rows: pd.DataFrame, reference: str) -> str:
-    """Return what a method spends as multiples of its `reference`, and whether it is ahead of it at
-    equal bytes: at those of the cheapest run of both.
+    """Return what a method spends as multiples of its `reference`, and whether it is ahead of the
+    reference at equal bytes.
 
     Empty if both spend the same (rounded to 0.1), if they did not record it, or if the reference
     spent nothing.
     """
-    multiples = []
-    for measures in (UPLOADS, BYTES):
-        multiples.append(cost_multiple(method_rows, reference_rows, measures))
-    clients, sent = (f"{multiple:.1f}" for multiple in multiples)
-    if math.isnan(sum(multiples)) or clients == sent == "1.0":
+    clients = cost_multiple(method_rows, reference_rows, UPLOADS)
+    sent = cost_multiple(method_rows, reference_rows, BYTES)
+    if math.isnan(clients) or math.isnan(sent):
         return ""
-    whose = f"{reference}'s" if multiples[1] >= 1 else "its own"
+    shown_clients, shown_bytes = f"{clients:.1f}", f"{sent:.1f}"
+    if shown_clients == shown_bytes == "1.0":
+        return ""
+    cheaper = f"{reference}'s" if sent >= 1 else "its own"
     verdict = _at_equal_bytes(method_rows, reference_rows, reference)
     return (
-        f", with {clients} times the clients and {sent} times the bytes of {reference}; "
-        f"at {whose} bytes {verdict}"
+        f", with {shown_clients} times the clients and {shown_bytes} times the bytes of "
+        f"{reference}; at {cheaper} bytes {verdict}"
     )
 
 
 def _at_equal_bytes(method_rows: pd.DataFrame, reference_rows: pd.DataFrame, reference: str) -> str:
-    """Return whether a method is ahead of its `reference` at the bytes of the cheapest run of
-    both, with the difference. Not corrected for the number of settings."""
+    """Return whether a method is ahead of its `reference` at equal bytes, with the difference.
+
+    The budget is the number of bytes of the cheapest run of both. The test is not corrected for the
+    number of settings.
+    """
     all_runs = [*method_rows["run"], *reference_rows["run"]]
     budget = min(total_cost(run, BYTES) for run in all_runs)
 
@@ -303,8 +319,11 @@ def verdict_on(contrast: Contrast) -> str:
 def show_lead(
     lead: Difference | None, p_holm: float, corrected: tuple[float, float], digits: int = 4
 ) -> str:
-    """Return a difference, its interval and p-value, both corrected by Holm's method, and whether
-    it is beyond chance. Numbers have so many `digits` after the point."""
+    """Return a lead, its interval and p-value, and whether it is beyond chance.
+
+    `p_holm` and `corrected` are the p-value and the interval, corrected by Holm's method. Numbers
+    have `digits` digits after the point.
+    """
     if lead is None or lead.num < MIN_SEEDS:
         return f"too few seeds in common to tell ({MIN_SEEDS} are needed)"
     verdict = "not beyond chance"
@@ -317,5 +336,6 @@ def show_lead(
 
 
 def _equal(p_value: float) -> str:
+    """Return what follows the letter p: "= 0.023" or "< .001"."""
     text = show_p(p_value)
     return text if text.startswith("<") else f"= {text}"

@@ -65,10 +65,12 @@ ASKED: Mapping[str, str] = {
     "speeds": r"seconds|timed|resources|response",
     "nothing": r"^nothing",
 }
-"""The kinds of requests to clients, each with a pattern that finds it in a description. Accuracies
-count as losses: clients pass their data forward for both."""
+"""The kinds of requests to clients, each with a pattern that finds it in the text of a selector's
+`asks`. Accuracies count as losses, because clients pass their data forward for both."""
 AT_SERVER = "; server: "
 """Text in the class of a method between what it asks of clients and what it needs at the server."""
+DIGITS = 12
+"""Mean accuracies are rounded to this many digits, so that equal ones are ties."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +132,10 @@ class Comparison:
     def _gains(self) -> dict[str, list[pd.Series]]:
         """The `gains` of all methods and of the ceiling."""
         reference = self.accuracies(self.reference)
-        return {
-            method: list(map(paired, self.accuracies(method), reference))
-            for method in (*self.methods, *self.ceiling)
-        }
+        gains = {}
+        for method in (*self.methods, *self.ceiling):
+            gains[method] = list(map(paired, self.accuracies(method), reference))
+        return gains
 
     def gains(self, method: str) -> list[pd.Series]:
         """Return final accuracy minus that of random selection by seed, one series for each
@@ -159,8 +161,10 @@ class Comparison:
         accuracies are ties of ranks.
         """
         of_reference = [series.mean() for series in self.accuracies(self.reference)]
-        gains = [[series.mean() for series in self.gains(method)] for method in self.methods]
-        return (np.array(of_reference)[:, None] + np.array(gains).T).round(12)
+        gains = []  # of each method, in each setting
+        for method in self.methods:
+            gains.append([series.mean() for series in self.gains(method)])
+        return (np.array(of_reference)[:, None] + np.array(gains).T).round(DIGITS)
 
     @cached_property
     def mean_accuracies(self) -> dict[str, float]:
@@ -215,13 +219,16 @@ class Comparison:
         first."""
         methods = [method for method in self.ranks if method != self.reference]
         pooled_gains = [pooled(self.gains(method)) for method in methods]
-        p_values, intervals = zip(*corrected_alike(pooled_gains), strict=True)
-        p_equal = holm(
-            [math.nan if gain is None else gain.p_equivalent(EQUAL) for gain in pooled_gains]
-        )
-        return dict(
-            zip(methods, map(Lead, pooled_gains, p_values, p_equal, intervals), strict=True)
-        )
+        corrections = corrected_alike(pooled_gains)
+        p_equivalent = []
+        for gain in pooled_gains:
+            p_equivalent.append(math.nan if gain is None else gain.p_equivalent(EQUAL))
+        p_equal = holm(p_equivalent)
+        leads = {}
+        for number, method in enumerate(methods):
+            p_value, interval = corrections[number]
+            leads[method] = Lead(pooled_gains[number], p_value, p_equal[number], interval)
+        return leads
 
     @property
     def better(self) -> list[str]:
@@ -235,10 +242,11 @@ class Comparison:
     def possible(
         self, method: str, settings: slice = slice(None)
     ) -> tuple[float, float, float] | None:
-        """Return the share of the possible gain, with its 95 % interval (`ratio`).
+        """Return the share of the possible gain, and the ends of its 95 % interval (`ratio`).
 
-        It is the method's gain divided by that of the ceiling. Both gains are means over these
-        `settings`, paired by seed. None without a ceiling, or with fewer than two common seeds.
+        It is the method's gain divided by that of the ceiling. Both gains are means over a slice
+        of the settings, paired by seed. None without a ceiling, or with fewer than two common
+        seeds.
         """
         if not self.ceiling:
             return None
@@ -248,7 +256,7 @@ class Comparison:
         return ratio(gain, possible_gain)
 
     def spent(self, method: str, names: Sequence[str], above: float = 0.0) -> list[float]:
-        """Return the cost of reaching a target accuracy, one value for each run of the method.
+        """Return the cost of reaching a target accuracy, one multiple for each run of a method.
 
         The target is the mean final accuracy of random selection in the setting, plus `above`. The
         cost is the sum of the recorded quantities `names` until the mean of a window reaches the
@@ -256,7 +264,7 @@ class Comparison:
         inf if a run never reaches the target. Settings in which random selection did not record
         the quantities, or spent nothing, are skipped.
         """
-        shares: list[float] = []
+        multiples: list[float] = []
         for lines in self.settings.values():
             reference = lines[self.reference]
             target = float(reference["final_accuracy"].mean()) + above
@@ -264,9 +272,9 @@ class Comparison:
             if not whole_cost > 0:  # also if it is nan
                 continue
             for run in lines[method]["run"]:
-                share = cost_until(run, target, names) / whole_cost
-                shares.append(math.inf if math.isnan(share) else share)
-        return shares
+                multiple = cost_until(run, target, names) / whole_cost
+                multiples.append(math.inf if math.isnan(multiple) else multiple)
+        return multiples
 
     def share(self, method: str, names: Sequence[str]) -> float:
         """Return the cost of a whole run, divided by that of a run of random selection.
@@ -286,17 +294,16 @@ class Comparison:
         A method is on it if no other method is as accurate at a lower cost, or more accurate at
         the same cost. Costs are rounded to two decimals.
         """
-        points = {
-            method: (round(costs[method], 2), -accuracy)  # smaller is better in both
-            for method, accuracy in self.mean_accuracies.items()
-            if method not in self.controls
-        }
+        points = {}  # cost and accuracy of each method
+        for method, accuracy in self.mean_accuracies.items():
+            if method not in self.controls:
+                points[method] = (round(costs[method], 2), accuracy)
 
         def is_beaten(point: tuple[float, float]) -> bool:
-            cost, loss = point
+            cost, accuracy = point
             for other_point in points.values():
-                other_cost, other_loss = other_point
-                if other_point != point and other_cost <= cost and other_loss <= loss:
+                other_cost, other_accuracy = other_point
+                if other_point != point and other_cost <= cost and other_accuracy >= accuracy:
                     return True
             return False
 
@@ -317,40 +324,53 @@ def compare(runs: pd.DataFrame) -> Comparison | None:
     """Return the comparison in the settings in which random selection is finished.
 
     A method takes part if in each of these settings it is finished at a seed that random selection
-    has, too. Runs that end at an accuracy are skipped. None with fewer than
-    `MIN_SETTINGS` settings or `MIN_METHODS` methods.
+    has, too. Runs that end at an accuracy are skipped. None with fewer than `MIN_SETTINGS` settings
+    or `MIN_METHODS` methods.
     """
-    panels = by_setting(without_target(runs))
-    if len(panels) < MIN_SETTINGS:
+    rows_by_setting = by_setting(without_target(runs))
+    if len(rows_by_setting) < MIN_SETTINGS:
         return None
-    settings = {title: by(finished_rows(rows), "method") for title, rows in panels.items()}
-    examples = by(pd.concat(panels.values()), "method")
-    selectors = {name: selector_of(rows) for name, rows in examples.items()}
-    # 1. Several methods may be random selection, with different local training for example. The
-    #    reference is the one that is finished in the most settings; of several, the plainest.
-    num_settings: dict[str, int] = {}
-    for name, selector in selectors.items():
-        if selector == REFERENCE:
-            num_settings[name] = sum(name in lines for lines in settings.values())
-    reference = min(
-        num_settings,
-        key=lambda name: (-num_settings[name], _num_unusual(first_run(examples[name]))),
-        default="",  # no setting has it, so that none is left
-    )
-    settings = {title: lines for title, lines in settings.items() if reference in lines}
-    # 2. The methods that share a seed with the reference in all of its settings.
-    num_paired = {
-        name: sum(_is_paired(lines, name, reference) for lines in settings.values())
-        for name in selectors
-    }
-    everywhere = [name for name, num in num_paired.items() if num == len(settings)]
-    methods = [name for name in everywhere if selectors[name] != CEILING]
-    if len(settings) < MIN_SETTINGS or len(methods) < MIN_METHODS:
+    finished = {title: by(finished_rows(rows), "method") for title, rows in rows_by_setting.items()}
+    methods = by(pd.concat(rows_by_setting.values()), "method")
+    selectors = {name: selector_of(rows) for name, rows in methods.items()}
+    reference = _plainest_reference(methods, finished)
+    if reference is None:
         return None
-    ceilings = [name for name in everywhere if selectors[name] == CEILING]
-    controls = [name for name in methods if selectors[name] == CONTROL]
-    left_out = {name: num for name, num in num_paired.items() if num < len(settings)}
-    return Comparison(settings, methods, reference, ceilings[:1], controls, left_out)
+    settings = {title: lines for title, lines in finished.items() if reference in lines}
+    # Methods that share a seed with the reference in all of its settings take part.
+    taking_part = []
+    left_out = {}
+    for name in methods:
+        num_paired = sum(_is_paired(lines, name, reference) for lines in settings.values())
+        if num_paired == len(settings):
+            taking_part.append(name)
+        else:
+            left_out[name] = num_paired
+    compared = [name for name in taking_part if selectors[name] != CEILING]
+    if len(settings) < MIN_SETTINGS or len(compared) < MIN_METHODS:
+        return None
+    ceilings = [name for name in taking_part if selectors[name] == CEILING]
+    controls = [name for name in compared if selectors[name] == CONTROL]
+    return Comparison(settings, compared, reference, ceilings[:1], controls, left_out)
+
+
+def _plainest_reference(
+    methods: Mapping[str, pd.DataFrame], finished: Mapping[str, Mapping[str, pd.DataFrame]]
+) -> str | None:
+    """Return the method that is the reference, given the runs of each method, and the finished runs
+    of each setting by method.
+
+    Several methods may be random selection, with different local training for example. The
+    reference is the one that is finished in the most settings; of several, the one with the fewest
+    unusual choices. None if no method is random selection.
+    """
+
+    def key(name: str) -> tuple[int, int]:
+        num_settings = sum(name in lines for lines in finished.values())
+        return -num_settings, _num_unusual(first_run(methods[name]))
+
+    candidates = [name for name, rows in methods.items() if selector_of(rows) == REFERENCE]
+    return min(candidates, key=key, default=None)
 
 
 def _num_unusual(run: Run) -> int:
@@ -363,20 +383,21 @@ def _is_paired(lines: Mapping[str, pd.DataFrame], name: str, reference: str) -> 
     return name in lines and bool(lines[name].index.isin(lines[reference].index).any())
 
 
-def class_of(settings: Sequence[pd.DataFrame]) -> str:
-    """Return the class of a method: all that it asks of clients (keys of `ASKED`), and what data it
-    needs at the server, such as "label counts, losses; server: the test set".
+def class_of(frames: Sequence[pd.DataFrame]) -> str:
+    """Return the class of a method, such as "label counts, losses; server: the test set".
 
-    `settings` are the method's finished runs in each setting. The class is "everybody trains" if
-    all clients take part in all rounds of a setting. Otherwise summary.json says what is asked
-    (`asks`) and needed (`server_data`). Earlier versions did not write them: then the file of the
-    shipped selector and the class's declaration say it. "unknown" if no pattern matches.
+    It names all that the method asks of clients (keys of `ASKED`), and the data that it needs at
+    the server. `frames` has the method's finished runs, one frame for each setting. The class is
+    "everybody trains" if all clients take part in all rounds of a setting. Otherwise summary.json
+    says what is asked (`asks`) and needed (`server_data`). Earlier versions did not write these
+    keys. Then the file of the shipped selector and its class say it. "unknown" stands for requests
+    that match no pattern.
     """
-    for rows in settings:
+    for rows in frames:
         ratios = np.concatenate([run.columns["participation_ratio"] for run in rows["run"]])
         if (ratios == 1).all():  # one setting is enough: in others clients may be unavailable
             return "everybody trains"
-    run = first_run(settings[0])
+    run = first_run(frames[0])
     text = str(run.summary.get("asks") or _asked(run.choices.get("selector", "")))
     kinds = [kind for kind, pattern in ASKED.items() if re.search(pattern, text)]
     asked = ", ".join(kinds) or "unknown"
@@ -483,13 +504,14 @@ def wins(blocks: Sequence[Floats]) -> tuple[Floats, Floats]:
     over settings of the share of all pairs of seeds in which the row's run is above the column's.
     Ties count 1/2 in both.
     """
-    means = np.stack([block.mean(1).round(12) for block in blocks])
+    means = np.stack([block.mean(1).round(DIGITS) for block in blocks])
     chances = np.zeros((1 + RESAMPLES, means.shape[1], means.shape[1]))
     for setting, block in enumerate(blocks):
         weights = _weights(block.shape[1], setting)
         for method, row in enumerate(block):
             # 1, 1/2 or 0 for each later method and pair of seeds [M - method, S, S].
             above = (1 + np.sign(row[:, None] - block[method:, None])) / 2
+            # Each pair counts by the weights of both of its seeds, and each setting alike.
             chance = ((weights @ above) * weights).sum(-1).T / len(blocks)  # [1 + R, M - method]
             chances[:, method, method:] += chance
             # P(column > row) = 1 - P(row > column), because ties count 1/2.
@@ -504,7 +526,7 @@ def profile(gains: Sequence[Floats], levels: Floats) -> Floats:
 
     `gains` has an array for each setting, with the gain of one method at each seed.
     """
-    num_above = []  # numbers of runs [1 + R, L] of each setting
+    num_above = []  # numbers of runs [1 + R, L] of each setting; row 0 is the data as they are
     for setting, values in enumerate(gains):
         weights = _weights(len(values), setting)
         num_above.append(len(values) * weights @ (values[:, None] >= levels))

@@ -161,6 +161,47 @@ def test_what_a_users_selector_needs_at_the_server_is_read_in_its_source(
     )
 
 
+LAB_BASES = """
+import fedsim.selectors.shapley
+import lab_package.sub.bases as renamed
+from . import bases
+from ..top import Top as Above
+from .bases import Public
+
+class Sibling(Public): pass
+class Attribute(bases.Public): pass
+class Renamed(renamed.Public): pass
+class Parent(Above): pass
+class Dotted(fedsim.selectors.shapley.SFedAvg): pass
+class Beyond(Missing): pass
+"""
+
+
+def test_bases_are_found_by_imports_of_all_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "lab_package"
+    (package / "sub").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .top import Top\nclass Whole(Top): pass")
+    (package / "top.py").write_text("class Top:\n    needs = {Signal.TEST}")
+    (package / "sub" / "__init__.py").touch()
+    (package / "sub" / "bases.py").write_text("class Public:\n    needs = {Signal.PUBLIC}")
+    (package / "sub" / "lab.py").write_text(f"from ....beyond import Missing\n{LAB_BASES}")
+    monkeypatch.chdir(tmp_path)
+    signals = {}
+    for name in ("Sibling", "Attribute", "Renamed", "Parent", "Dotted", "Beyond"):
+        signals[name] = declared_signals({"_target_": f"lab_package.sub.lab.{name}"})
+    assert signals == {
+        "Sibling": {"public"},
+        "Attribute": {"public"},
+        "Renamed": {"public"},
+        "Parent": {"test"},
+        "Dotted": {"validation", "updates"},
+        "Beyond": set(),
+    }
+    assert declared_signals({"_target_": "lab_package.Whole"}) == {"test"}
+
+
 @pytest.mark.parametrize("text", ["README.md", "docs/selectors.md"])
 def test_tables_say_what_each_method_needs_at_the_server(text: str) -> None:
     rows = [line for line in (ROOT / text).read_text().splitlines() if line.startswith("| ")]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,12 @@ def _declaration(path: str) -> tuple[list[ast.expr], dict[str, ast.expr], list[s
     of_class: list[ast.expr] = []
     of_object: list[ast.expr] = []
     names: dict[str, ast.expr] = {}
-    bases: dict[str, str] = {}
-    # backwards, because imports stand above the class
+    imports: dict[str, str] = {}
+    bases: list[str] = []
+    # backwards, because a name of the class goes before that of the module
     for statement in reversed(tree_of(module)):
         if isinstance(statement, ast.ClassDef) and statement.name == name:
-            for base in map(ast.unparse, statement.bases):
-                bases[base] = f"{module}.{base}"
+            bases += map(ast.unparse, statement.bases)
             for target, value in _assignments(ast.walk(statement)):
                 if target == "self.needs":
                     of_object.append(value)
@@ -100,16 +101,39 @@ def _declaration(path: str) -> tuple[list[ast.expr], dict[str, ast.expr], list[s
                     of_class.append(value)
                 else:
                     names[target] = value
-        elif isinstance(statement, ast.ImportFrom):
-            for alias in statement.names:
-                local_name = alias.asname or alias.name
-                if local_name in bases:
-                    bases[local_name] = f"{statement.module}.{alias.name}"
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            imports |= _imports(statement, module)
         else:
             for target, value in _assignments([statement]):
                 names.setdefault(target, value)
+    paths = []
+    for base in bases:
+        first, dot, rest = base.partition(".")
+        paths.append(imports.get(first, f"{module}.{first}") + dot + rest)
     # an assignment to an object takes the place of the class's
-    return of_object or of_class, names, list(bases.values())
+    return of_object or of_class, names, paths
+
+
+def _imports(statement: ast.Import | ast.ImportFrom, module: str) -> dict[str, str]:
+    """Return what an import in a `module` brings in: paths by their names there."""
+    paths = {}
+    origin = ""
+    if isinstance(statement, ast.ImportFrom):
+        source = _file_of(module)
+        is_package = source is not None and source.name == "__init__.py"
+        package = module if is_package else module.rpartition(".")[0]
+        try:
+            relative = "." * statement.level + (statement.module or "")
+            origin = resolve_name(relative, package) + "."
+        except ImportError:  # It leads out of the outermost package.
+            return {}
+    for alias in statement.names:
+        if alias.asname or origin:
+            paths[alias.asname or alias.name] = origin + alias.name
+        else:
+            outermost = alias.name.partition(".")[0]  # `import a.b` brings in a.
+            paths[outermost] = outermost
+    return paths
 
 
 def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
@@ -203,15 +227,23 @@ class _Reader:
 @cache
 def tree_of(module: str) -> list[ast.stmt]:
     """Return the statements of a module without importing it; none if it cannot be read."""
+    file = _file_of(module)
+    if file is None:
+        return []
+    try:
+        return ast.parse(file.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of a module without importing it; None if it has none."""
     folders = [str(Path(fedsim.__file__).parents[1]), str(Path.cwd()), *sys.path]
-    origin = ""
+    origin = None
     for part in module.split("."):
         spec = PathFinder.find_spec(part, folders)
         if spec is None:
-            return []
+            return None
         folders = list(spec.submodule_search_locations or ())
-        origin = spec.origin or ""
-    try:
-        return ast.parse(Path(origin).read_text(encoding="utf-8")).body
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return []
+        origin = spec.origin
+    return None if origin is None else Path(origin)

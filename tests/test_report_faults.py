@@ -349,6 +349,17 @@ def test_three_reports_of_one_folder_at_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*.tmp")] == ["mine.tmp"]
 
 
+@pytest.mark.parametrize("link", ["reports", "reports/a", "reports/a/b"])
+def test_nothing_is_written_through_a_link_to_a_folder(tmp_path: Path, link: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "a" / "b").mkdir(parents=True)
+    (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / link).symlink_to(elsewhere)
+    with pytest.raises(OSError, match=f"{link} is a link"):
+        write_files(tmp_path / "reports", {"a/b/c.txt": b"text"})
+    assert not [path for path in elsewhere.rglob("*") if path.is_file()]
+
+
 def test_writers_of_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace = Path.replace
 

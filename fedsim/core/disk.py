@@ -187,7 +187,8 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     for name, content in files.items():
         path = folder / name
-        for place in (folder, path.parent):
+        for relative in reversed(Path(name).parents):  # "." for `folder` itself, "a", "a/b"
+            place = folder / relative
             if place.is_symlink():
                 raise OSError(errno.ELOOP, f"{place} is a link")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +22,14 @@ from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.types import Correction, Params
 from fedsim.distributed import backend as divided
 from fedsim.distributed.backend import Holdings, split_evenly, train_part
-from fedsim.distributed.links import LostRankError, Message, empty_tensors_for, packed, unpacked
+from fedsim.distributed.links import (
+    LostRankError,
+    Message,
+    Others,
+    empty_tensors_for,
+    packed,
+    unpacked,
+)
 from fedsim.engine import data as engine_data
 from fedsim.engine.engine import Engine
 from fedsim.engine.schedule import Schedule
@@ -398,6 +406,16 @@ def test_an_error_of_a_rank_ends_only_the_job_and_is_recorded(
     assert in_summary in first["error"]
     (file,) = Path("outputs").glob("*/*/error.txt")
     assert in_file in file.read_text()
+
+
+def test_an_error_here_is_raised_also_if_a_rank_is_lost_at_the_same_time() -> None:
+    link = mock.Mock(size=2)
+    link.receive.side_effect = LostRankError(1, 2, "connection closed")
+    others = Others(link)
+    with pytest.raises(ValueError, match="first"):
+        others.ask({1: Message("train")}, mock.Mock(side_effect=ValueError("first")))
+    with pytest.raises(LostRankError):
+        others.ask({1: Message("train")}, mock.Mock())
 
 
 def test_a_rank_that_dies_ends_the_command_and_is_named(

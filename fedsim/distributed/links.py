@@ -180,6 +180,8 @@ class Others:
             answers = {rank: self.link.receive(rank) for rank in requests}
         except LostRankError as error:
             self.lost = error
+            if failure is not None:
+                raise failure from error
             raise
         self.in_step = True
         if failure is not None:

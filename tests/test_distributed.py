@@ -418,6 +418,14 @@ def test_an_error_here_is_raised_also_if_a_rank_is_lost_at_the_same_time() -> No
         others.ask({1: Message("train")}, mock.Mock())
 
 
+def test_logits_are_measured_by_the_backend_of_the_rank() -> None:
+    backend = mock.Mock()
+    whole = divided.DividedBackend(Holdings(backend, {}), mock.Mock())
+    logits, labels = torch.zeros(1, 2), torch.zeros(1)
+    assert whole.hits(logits, labels) is backend.hits.return_value
+    assert whole.cross_entropies(logits, labels) is backend.cross_entropies.return_value
+
+
 def test_a_rank_that_dies_ends_the_command_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,6 +116,9 @@ class DividedBackend(Backend):
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self._backend.cross_entropies(logits, labels)
 
+    def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self._backend.hits(logits, labels)
+
     def gradients(
         self, params: Params, positions: Sequence[Positions], names: Sequence[str]
     ) -> Iterator[Tensor]:

@@ -105,6 +105,9 @@ class OnDemandBackend(Backend):
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.backend.cross_entropies(logits, labels)
 
+    def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.backend.hits(logits, labels)
+
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """Train K models. The samples of each client must fit into the buffer."""
         if np.unique(schedule.positions).size <= self.buffer_size:

@@ -13,7 +13,8 @@ from fedsim.config.compose import search_path
 from fedsim.config.composition import compose_config
 from fedsim.config.sources import options
 from fedsim.config.yaml_files import head_of
-from fedsim.core.server_data import SERVER_DATA, declared_signals, server_data, server_sees
+from fedsim.core.declared_signals import declared_signals
+from fedsim.core.server_data import SERVER_DATA, server_data, server_sees
 from fedsim.results.ranking import ASKED
 from tests.test_selector_contract import CHOICES as SELECTORS
 from tests.test_selector_contract import build, simulation

@@ -16,9 +16,10 @@ from typing import Any
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles
 from fedsim.config.yaml_files import first_sentence, head_of
 from fedsim.core.configs import leaves
+from fedsim.core.declared_signals import declared_signals, tree_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
-from fedsim.core.server_data import declared_signals, server_data, server_sees, tree_of
+from fedsim.core.server_data import server_data, server_sees
 
 COMMENT = r".*?(?: #(.*(?:\n\s{8,}#.*)*))?$"
 """The comment after a key, to the end of its line, and comments on the lines below it."""

@@ -19,9 +19,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from fedsim.config.build import construct
+from fedsim.core.declared_signals import tree_of
 from fedsim.core.errors import Problem, ProblemCollector
 from fedsim.core.parameters import parameters
-from fedsim.core.server_data import tree_of
 
 LIGHT_MODULES = (
     "typing",

@@ -23,8 +23,9 @@ import numpy as np
 import pandas as pd
 
 from fedsim.core.arrays import Floats
+from fedsim.core.declared_signals import declared_signals
 from fedsim.core.disk import conf_dir
-from fedsim.core.server_data import declared_signals, server_data, server_sees
+from fedsim.core.server_data import server_data, server_sees
 from fedsim.results.frames import (
     by,
     by_setting,

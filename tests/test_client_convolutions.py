@@ -81,7 +81,7 @@ def test_other_convolutions_stay() -> None:
     assert not any(isinstance(layer, ClientConv2d) for layer in model.modules())
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"a": "b"}'])
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"a": "b"}', '{"a layer": ["fast"]}'])
 def test_the_faster_way_is_remembered(
     content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,12 +92,33 @@ def test_the_faster_way_is_remembered(
     monkeypatch.setattr(choices, "_choices_path", lambda device: path)
     times = {"slow": mock.Mock(return_value=2.0), "fast": mock.Mock(return_value=1.0)}
     for _ in range(2):
-        choices._choices.cache_clear()  # as another process begins
+        choices._choices_of_process.cache_clear()  # as another process begins
         assert choices.fastest(torch.device("cuda"), "a layer", times) == "fast"
     assert times["slow"].call_count == 1
     assert json.loads(path.read_text())["a layer"] == "fast"
     choices.fastest(torch.device("cuda"), "another layer", times)
     assert times["slow"].call_count == 2
+
+
+def test_processes_that_choose_at_the_same_time_share_their_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "card.json"
+    monkeypatch.setattr(choices, "_choices_path", lambda device: path)
+    device = torch.device("cuda")
+
+    def another_process_chooses() -> float:
+        path.write_text('{"a layer": "slow", "a model": "together"}')
+        return 2.0
+
+    times = {"slow": another_process_chooses, "fast": lambda: 1.0}
+    assert choices.fastest(device, "a layer", times) == "slow"
+    assert choices.fastest(device, "another layer", {"grouped": lambda: 1.0}) == "grouped"
+    assert json.loads(path.read_text()) == {
+        "a layer": "slow",
+        "a model": "together",
+        "another layer": "grouped",
+    }
 
 
 def test_a_way_is_timed_as_a_graph() -> None:

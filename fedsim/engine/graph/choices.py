@@ -7,11 +7,12 @@ as before to get the same bits. It does, unless the file could not be written.
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 import platformdirs
 import torch
+from filelock import FileLock
 
 from fedsim.core.disk import write_atomically
 
@@ -23,12 +24,16 @@ def fastest(device: torch.device, key: str, timers: Mapping[str, Callable[[], fl
     longer among them.
     """
     path = _choices_path(device)
-    known = _choices(path)
-    if known.get(key) not in timers:
-        measured = {name: measure() for name, measure in timers.items()}
-        known[key] = min(measured, key=lambda name: measured[name])
-        _remember(path, known)
-    return known[key]
+    chosen_here = _choices_of_process(path)
+    if chosen_here.get(key) not in timers:
+        choices = _read(path)
+        if choices.get(key) in timers:
+            chosen_here[key] = choices[key]
+        else:
+            measured = {name: measure() for name, measure in timers.items()}
+            choice = min(measured, key=lambda name: measured[name])
+            chosen_here[key] = _remember(path, key, choice, timers)
+    return chosen_here[key]
 
 
 @functools.cache
@@ -40,19 +45,34 @@ def _choices_path(device: torch.device) -> Path:
 
 
 @functools.cache
-def _choices(path: Path) -> dict[str, str]:
-    """Return the remembered choices, which the caller may add to."""
+def _choices_of_process(path: Path) -> dict[str, str]:
+    """Return the choices that this process has made or read, to which the caller adds its own."""
+    return {}
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Return the choices in the file, or none if it is absent or damaged."""
     try:
         choices = json.loads(path.read_text())
-    except (OSError, ValueError):  # none yet, or damaged
+    except (OSError, ValueError):
         return {}
-    return choices if isinstance(choices, dict) else {}
+    if not isinstance(choices, dict):
+        return {}
+    return {key: choice for key, choice in choices.items() if isinstance(choice, str)}
 
 
-def _remember(path: Path, choices: dict[str, str]) -> None:
-    """Write the choices, if the folder can be written."""
+def _remember(path: Path, key: str, choice: str, ways: Container[str]) -> str:
+    """Add a choice to the file, if it can be written, and return the choice that holds.
+
+    Another process may have chosen since the file was last read; then its choice holds.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(choices, indent=1).encode())
-    except OSError:
-        return  # This process keeps its choices. Another one may choose otherwise.
+        with FileLock(f"{path}.lock"):
+            choices = _read(path)
+            if choices.get(key) not in ways:
+                choices[key] = choice
+                write_atomically(path, json.dumps(choices, indent=1).encode())
+            return choices[key]
+    except (OSError, NotImplementedError):  # The second: a file system without locks.
+        return choice  # This process keeps its choice. Another one may choose otherwise.

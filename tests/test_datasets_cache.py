@@ -68,6 +68,14 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_key(tmp_path: Path) -
         load_or_build(tmp_path / "file" / "x.safetensors", builder())
 
 
+def test_an_error_of_building_is_not_reported_as_one_of_writing(tmp_path: Path) -> None:
+    error = PermissionError(13, "Permission denied", "weights.pth")
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(PermissionError, match=r"weights\.pth"):
+        load_or_build(path, Mock(side_effect=error))
+    check_built_once(path)
+
+
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))

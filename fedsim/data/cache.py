@@ -10,7 +10,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,23 @@ def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[st
     cached = _read(path)
     if cached is not None:
         return cached
-    try:
+    with _errors_of_writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
-            tensors = _read(path)  # another process may have built them
-            if tensors is None:
-                tensors = build()
+        lock = FileLock(f"{path}.lock").acquire()
+    with lock:
+        tensors = _read(path)  # another process may have built them
+        if tensors is None:
+            tensors = build()
+            with _errors_of_writing(path):
                 _write(path, tensors)
-            return tensors
+        return tensors
+
+
+@contextmanager
+def _errors_of_writing(path: Path) -> Iterator[None]:
+    """Raise errors of writing the file `path` of the cache as `DataError`."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         remedy = "make room there, or choose another folder with cache_dir or FEDSIM_CACHE"
         reason = getattr(error, "strerror", None) or error

@@ -126,6 +126,8 @@ def test_elementary_functions_at_their_ends() -> None:
     np.testing.assert_array_equal(log([nan, inf, 0.0, -1, 1]), [nan, inf, -inf, nan, 0])
     np.testing.assert_array_equal(arccos([1.0, -1.0, 0.0]), [0, math.pi, math.pi / 2])
     np.testing.assert_array_equal(power([0.0, 1], 0.3), [0, 1])
+    np.testing.assert_array_equal(power([0.0, 2, inf], 0), [1, 1, 1])
+    np.testing.assert_array_equal(power([0.5, 2], inf), [0, inf])
     assert exp(0.0) == 1
     assert exp(np.empty((0, 3))).shape == (0, 3)
 

@@ -76,13 +76,15 @@ def _in_blocks(function: Callable[[Floats], Floats]) -> Callable[[Any], Any]:
 
 
 def power(x: Any, exponent: float) -> Any:
-    """Return x^exponent for a number >= 0, or an array of them.
+    """Return x^exponent for a number >= 0, or an array of them. x^0 is 1, also for 0.
 
     Half-integer exponents up to 8 are computed by products and a root.
     """
     x = np.asarray(x, np.float64)
-    doubled = 2 * exponent
-    if not (doubled == int(doubled) and 0 < doubled <= 16):
+    if exponent == 0:
+        return np.ones_like(x)[()]
+    doubled = 2.0 * exponent
+    if not (doubled.is_integer() and 0 < doubled <= 16):
         return exp(exponent * log(x))
     result = np.sqrt(x) if doubled % 2 else x
     for _ in range(int(doubled - 1) // 2):
@@ -205,7 +207,8 @@ BLOCK_COLUMNS = 2**14
 def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     """Return sum_k weights_k rows_k [...] of `rows` [K, ...] and `weights` [K], of one type.
 
-    On a CPU, each product is rounded and then added to the sum of the earlier ones.
+    On a CPU, each product is rounded and then added to the sum of the earlier ones. NumPy adds a
+    single column, or a last block of one column, in pairs, in an order that depends only on K.
     """
     flat = rows.reshape(len(rows), -1)
     if not has_order(rows):
@@ -227,7 +230,8 @@ def mean_row(rows: Tensor) -> Tensor:
 def row_sums(rows: Tensor) -> Tensor:
     """Return the sum [K] of each row of `rows` [K, D].
 
-    NumPy adds numbers of one row in pairs, in an order that depends only on D.
+    If rows are contiguous, NumPy adds the numbers of a row in pairs, in an order that depends only
+    on D. For other layouts of the memory the order is another one.
     """
     return torch.from_numpy(np.add.reduce(rows.numpy(), axis=1)) if has_order(rows) else rows.sum(1)
 

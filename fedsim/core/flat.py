@@ -14,7 +14,7 @@ Tensors = dict[str, Tensor]
 
 
 def flat_rows(stack: Tensors) -> Tensor:
-    """Return the K models of `stack` as rows [K, D].
+    """Return the K >= 1 models of `stack` as rows [K, D].
 
     The rows are a view if the tensors are consecutive columns of one buffer, otherwise a copy.
     """

@@ -118,11 +118,11 @@ class Backend(ABC):
     splits a call that needs more samples."""
 
     def num_passed_in_order(self, num_positions: int, x: Tensor) -> int:
-        """Return how many samples of `x` `forward` passes in order when it needs some of them.
+        """Return how many samples of `x`, from position 0 on, `forward` passes through the model
+        when it needs the logits at `num_positions` positions.
 
-        It needs `num_positions`. If these are most samples, passing all of them in order from
-        position 0 on is faster than gathering some. The number is then that of all samples. 0 means
-        that only the samples at the positions pass.
+        It passes all samples in order if it needs most of them, because that is faster than to
+        gather some. It returns 0 if it passes only the samples at the positions.
         """
         return 0
 

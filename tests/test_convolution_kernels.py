@@ -174,6 +174,15 @@ def small_case() -> Case:
     return Case(layers, (1, 4, 4))
 
 
+@pytest.mark.parametrize("pixel", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_pooling_keeps_nan_of_each_pixel_of_a_window(pixel: tuple[int, int]) -> None:
+    layers = [nn.Conv2d(1, 2, 1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2, CLASSES)]
+    problem = Problem.of(Case(layers, (1, 2, 2)))
+    problem.batch.x[1, 0, 0, *pixel] = torch.nan
+    _, losses = problem.by_kernels([0, 1])
+    assert losses.isnan().nonzero().tolist() == [[1, 0]]
+
+
 def test_local_training_by_kernels_equals_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_backend, "can_run_triton", lambda device: True)
     task = workload_of(small_case(), 3)

@@ -91,6 +91,12 @@ def load_patches(
     return tl.load(x + (place[:, None] + step), mask=inside, other=0.0)
 
 
+@triton.jit
+def wins(product, largest):
+    """Return where a product takes the place of the largest one so far: nan does, as in PyTorch."""
+    return (product > largest) | (product != product)
+
+
 @triton.jit(do_not_specialize=["num_samples"])
 def forward(
     x,
@@ -165,12 +171,12 @@ def forward(
     place = (client * num_pixels + pixel[:, None]) * OUTPUTS + column
     inside = (pixel < num_pixels)[:, None] & (column < OUTPUTS)
     if POOL:
-        winner = tl.where(total_1 > total, 1, 0)
-        total = tl.where(total_1 > total, total_1, total)
-        winner = tl.where(total_2 > total, 2, winner)
-        total = tl.where(total_2 > total, total_2, total)
-        winner = tl.where(total_3 > total, 3, winner)
-        total = tl.where(total_3 > total, total_3, total)
+        winner = tl.where(wins(total_1, total), 1, 0)
+        total = tl.where(wins(total_1, total), total_1, total)
+        winner = tl.where(wins(total_2, total), 2, winner)
+        total = tl.where(wins(total_2, total), total_2, total)
+        winner = tl.where(wins(total_3, total), 3, winner)
+        total = tl.where(wins(total_3, total), total_3, total)
         tl.store(winners + place, winner.to(tl.uint8), mask=inside)
     if BIAS:
         total += tl.load(bias + client * params_stride + column, mask=column < OUTPUTS, other=0.0)

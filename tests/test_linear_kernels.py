@@ -93,6 +93,14 @@ def test_kernels_equal_the_passes_in_float64(num_samples: int) -> None:
     assert not grads[views_mask()].any()
 
 
+def test_nan_in_a_hidden_layer_reaches_the_losses() -> None:
+    params = torch.full((3, WIDTH), 0.1)
+    views(params)["b.weight"][1, 0, 0] = torch.nan
+    _, losses = computed(params, a_batch(5), [0, 1, 2])
+    assert losses[1].isnan().all()
+    assert losses[[0, 2]].isfinite().all()
+
+
 def views_mask() -> Tensor:
     """Return which numbers of three rows lie in gaps, or belong to the missing bias."""
     marked = torch.ones(3, WIDTH)

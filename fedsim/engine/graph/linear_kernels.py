@@ -121,7 +121,8 @@ def hidden_kernel(
         total = tl.where(kept, total * scale, 0.0)
     inside = (samples < num_samples)[:, None] & (outputs < num_outputs)[None, :]
     offsets = (client * num_samples + samples[:, None]) * num_outputs + outputs[None, :]
-    tl.store(output + offsets, tl.maximum(total, 0.0), mask=inside)
+    total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(output + offsets, total, mask=inside)
 
 
 @triton.jit

@@ -101,6 +101,17 @@ def test_nan_in_a_hidden_layer_reaches_the_losses() -> None:
     assert losses[[0, 2]].isfinite().all()
 
 
+def test_samples_of_weight_zero_add_nothing_to_gradients_if_their_logits_are_infinite() -> None:
+    params = 0.2 * torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0))
+    views(params)["c.weight"][1] *= 1_000
+    batch = a_batch(6)
+    expected, _ = computed(params, batch, [0, 1, 2])
+    batch.x[1, 3:] *= 1e37  # The second client's padding. The hidden layers stay finite.
+    grads, losses = computed(params, batch, [0, 1, 2])
+    assert losses[1, 3:].isnan().all()
+    assert torch.equal(grads, expected)
+
+
 def views_mask() -> Tensor:
     """Return which numbers of three rows lie in gaps, or belong to the missing bias."""
     marked = torch.ones(3, WIDTH)

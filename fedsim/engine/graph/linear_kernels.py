@@ -131,7 +131,10 @@ def loss_kernel(
     num_samples, num_inputs, num_outputs, stride, weights_stride,
     TILE: tl.constexpr, CLASSES: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The last layer: logits x weight^T + bias, losses = cross-entropy, and its weighted slope."""
+    """The last layer: logits x weight^T + bias, losses = cross-entropy, and its weighted slope.
+
+    The slope is zero for weights of zero, also if logits are not finite.
+    """
     client = tl.program_id(0)
     samples = tl.program_id(1) * TILE + tl.arange(0, TILE)
     classes = tl.arange(0, CLASSES)
@@ -162,6 +165,7 @@ def loss_kernel(
     factor = tl.load(sample_weights + client * weights_stride + samples, mask=inside, other=0.0)
     probabilities = exponentials / total[:, None]
     result = tl.where(is_label, probabilities - 1.0, probabilities) * factor[:, None]
+    result = tl.where(factor[:, None] > 0, result, 0.0)
     offsets = (client * num_samples + samples[:, None]) * num_outputs + classes[None, :]
     tl.store(slope + offsets, result, mask=inside[:, None] & (classes < num_outputs)[None, :])
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder
 
 from fedsim.core.rng import Streams
 from fedsim.core.types import Stack
@@ -110,6 +111,28 @@ def test_samples_of_weight_zero_add_nothing_to_gradients_if_their_logits_are_inf
     grads, losses = computed(params, batch, [0, 1, 2])
     assert losses[1, 3:].isnan().all()
     assert torch.equal(grads, expected)
+
+
+def test_clients_may_begin_behind_2_to_the_31_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets = []
+    add = InterpreterBuilder.create_addptr
+
+    def add_and_record(builder: Any, pointer: Any, offset: Any) -> Any:
+        offsets.append(offset.data)
+        return add(builder, pointer, offset)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_addptr", add_and_record)
+    number, label = torch.zeros(1), torch.zeros(1, dtype=torch.int64)
+    # Without samples, inputs and outputs, kernels compute addresses and load nothing.
+    sizes = (0, 0, 0, 2**30)
+    options = {"TILE": 16, "DEPTH": 16, "PRECISION": "tf32x3"}
+    grid = (3, 1, 1)
+    kernels.hidden_kernel[grid](*[number] * 3, None, number, *sizes, 0, 0, 1.0, **options)
+    kernels.loss_kernel[grid](*[number] * 3, label, *[number] * 3, *sizes, 0, CLASSES=16, **options)
+    kernels.input_slope_kernel[grid](*[number] * 4, 0, 0, 1, 2**30, 1.0, **options)
+    kernels.weight_gradient_kernel[grid](*[number] * 4, *sizes, **options)
+    assert max(int(offset.max()) for offset in offsets) >= 2**31
+    assert min(int(offset.min()) for offset in offsets) >= 0
 
 
 def views_mask() -> Tensor:

@@ -96,7 +96,7 @@ def hidden_kernel(
 
     An element is dropped with probability `dropped` / 2^24, and none if there are no `keys`.
     """
-    client = tl.program_id(0)
+    client = tl.program_id(0).to(tl.int64)
     samples = tl.program_id(1) * TILE + tl.arange(0, TILE)
     outputs = tl.program_id(2) * TILE + tl.arange(0, TILE)
     if bias is not None:
@@ -135,7 +135,7 @@ def loss_kernel(
 
     The slope is zero for weights of zero, also if logits are not finite.
     """
-    client = tl.program_id(0)
+    client = tl.program_id(0).to(tl.int64)
     samples = tl.program_id(1) * TILE + tl.arange(0, TILE)
     classes = tl.arange(0, CLASSES)
     if bias is not None:
@@ -179,7 +179,7 @@ def input_slope_kernel(
 
     Where x > 0, ReLU and dropout have passed the element, so no mask is stored.
     """
-    client = tl.program_id(0)
+    client = tl.program_id(0).to(tl.int64)
     samples = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inputs = tl.program_id(2) * TILE + tl.arange(0, TILE)
     total = tl.zeros((TILE, TILE), tl.float32)
@@ -218,7 +218,7 @@ def weight_gradient_kernel(
     TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """weight_gradient = slope^T x, and bias_gradient = the sum of the slopes."""
-    client = tl.program_id(0)
+    client = tl.program_id(0).to(tl.int64)
     outputs = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inputs = tl.program_id(2) * TILE + tl.arange(0, TILE)
     total = tl.zeros((TILE, TILE), tl.float32)

@@ -17,7 +17,7 @@ from fedsim.core.types import Correction, Params, Stack
 from fedsim.engine.backend import TrainingResult, Workload, fetched
 from fedsim.engine.chain import LayerChain
 from fedsim.engine.device import Compile, Precision, worth_compiling
-from fedsim.engine.linear_passes import forward_and_backward, layers_of, write_gradients
+from fedsim.engine.linear_passes import Layer, forward_and_backward, layers_of, write_gradients
 from fedsim.engine.optimizers import SGD, LocalOptimizer
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import StackedBatch, StepProgram, run_steps
@@ -33,9 +33,9 @@ from fedsim.engine.vmapped import StackedGradients
 class BatchedBackend(TorchBackend):
     """Trains all clients of a call together, by vmap or by passes that fedsim computes itself.
 
-    Clients with fewer samples are padded and masked. Clients with fewer steps are the last rows of
-    the stack, and leave it early. fedsim computes the passes of chains of linear layers itself and
-    does not compile them.
+    Batches with fewer samples are padded and masked. Clients are ordered by falling number of
+    steps, so that those who still train are always the first rows of the stack. fedsim computes the
+    passes of chains of linear layers itself and does not compile them.
     """
 
     fewest_clients = 2
@@ -78,27 +78,32 @@ class BatchedBackend(TorchBackend):
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         # 1. Order the clients by falling number of steps.
         order = np.argsort(-schedule.steps, kind="stable")
-        in_order = bool((order[:-1] < order[1:]).all())
-        if not in_order:
+        place_in_order = np.argsort(order, kind="stable")
+        is_reordered = bool((order[:-1] > order[1:]).any())
+        if is_reordered:
             schedule = schedule.rows(order)
             start = [start[row] for row in order]
         # 2. Train the stack.
-        program: StepProgram
-        if self.chain is not None:
-            program = LinearSteps(self.chain, self.optimizer, _stacked(start), schedule)
-        else:
-            gradients = self.stacked_gradients
-            program = VmappedSteps(gradients, self.optimizer, _stacked(start), schedule)
+        program = self._program(_stacked(start), schedule)
         losses = run_steps(program, self.data, schedule)
         delta, momentum = program.delta(), program.momentum()
         # 3. Return the results in the order of the call.
-        back = np.argsort(order, kind="stable")
-        if not in_order:
-            delta = _rows(delta, back)
-            momentum = None if momentum is None else _rows(momentum, back)
+        if is_reordered:
+            delta = _rows(delta, place_in_order)
+            momentum = None if momentum is None else _rows(momentum, place_in_order)
         delta = as_columns(delta)
         loss_values, finite = fetched(losses, delta)
-        return TrainingResult(delta, loss_values[back], momentum, finite)
+        return TrainingResult(delta, loss_values[place_in_order], momentum, finite)
+
+    def _program(self, start: Stack, schedule: Schedule) -> StepProgram:
+        """Return the program that trains the models `start`."""
+        optimizer = self.optimizer
+        if self.chain is None:
+            return VmappedSteps(self.stacked_gradients, optimizer, start, schedule)
+        is_clipped = optimizer.max_grad_norm is not None
+        if type(optimizer) is SGD and not optimizer.momentum and not is_clipped:
+            return PlainSGDLinearSteps(self.chain, optimizer, start, schedule)
+        return LinearSteps(self.chain, optimizer, start, schedule)
 
 
 class VmappedSteps(StepProgram):
@@ -125,7 +130,7 @@ class VmappedSteps(StepProgram):
 
 
 class LinearSteps(StepProgram):
-    """Local steps of a chain of linear layers. A step of plain SGD is part of its products.
+    """Local steps of a chain of linear layers with any optimiser.
 
     Weights lie in memory as [R, in, out], so that no product needs a transposed matrix.
     """
@@ -133,33 +138,49 @@ class LinearSteps(StepProgram):
     def __init__(
         self, chain: LayerChain, optimizer: LocalOptimizer, start: Stack, schedule: Schedule
     ) -> None:
-        stack = {name: _transposed_copy(value) for name, value in start.items()}
+        stack = _transposed_copies(start)
         super().__init__(optimizer, start, stack, list(stack), schedule)
         self.chain = chain
         self.layers = layers_of(chain, stack)
+        self.grads = {name: torch.empty_like(value) for name, value in stack.items()}
         pull, shift = self.correction.pull, self.correction.shift
         if shift is not None:
-            shift = {name: _transposed_copy(value) for name, value in shift.items()}
-            self.correction = Correction(pull, shift)
-        self.keep: float | None = None
-        is_clipped = optimizer.max_grad_norm is not None
-        if type(optimizer) is SGD and not optimizer.momentum and not is_clipped:
-            # w <- (1 - lr (weight_decay + pull)) w - lr gradient - lr shift
-            self.keep = 1 - self.lr * (optimizer.weight_decay + pull)
-            self.drift = {name: value.mul_(-self.lr) for name, value in (shift or {}).items()}
-        else:
-            self.grads = {name: torch.empty_like(value) for name, value in stack.items()}
+            self.correction = Correction(pull, _transposed_copies(shift))
 
     @torch.no_grad()
     def step(self, batch: StackedBatch) -> Tensor:
         rows = len(batch.x)
-        layers = [(w[:rows], None if b is None else b[:rows]) for w, b in self.layers]
+        layers = _first_rows(self.layers, rows)
         losses, inputs, slopes = forward_and_backward(self.chain, layers, batch)
-        if self.keep is None:
-            grads = {name: value[:rows] for name, value in self.grads.items()}
-            write_gradients(layers_of(self.chain, grads), inputs, slopes)
-            self.apply_gradients(grads, rows)
-            return losses
+        grads = {name: value[:rows] for name, value in self.grads.items()}
+        write_gradients(layers_of(self.chain, grads), inputs, slopes)
+        self.apply_gradients(grads, rows)
+        return losses
+
+
+class PlainSGDLinearSteps(StepProgram):
+    """Local steps of a chain of linear layers by SGD without momentum and clipping.
+
+    A step is w <- keep w - lr gradient - lr shift with keep = 1 - lr (weight_decay + pull). A
+    gradient of weights is a product of matrices. It is added to the weights as it is computed, and
+    never stored. Weights lie in memory as [R, in, out].
+    """
+
+    def __init__(self, chain: LayerChain, optimizer: SGD, start: Stack, schedule: Schedule) -> None:
+        stack = _transposed_copies(start)
+        super().__init__(optimizer, start, stack, list(stack), schedule)
+        self.chain = chain
+        self.layers = layers_of(chain, stack)
+        self.keep = 1 - self.lr * (optimizer.weight_decay + self.correction.pull)
+        self.drift = _transposed_copies(self.correction.shift or {})
+        for value in self.drift.values():
+            value.mul_(-self.lr)  # so that it can be added to the weights
+
+    @torch.no_grad()
+    def step(self, batch: StackedBatch) -> Tensor:
+        rows = len(batch.x)
+        layers = _first_rows(self.layers, rows)
+        losses, inputs, slopes = forward_and_backward(self.chain, layers, batch)
         for (weight, bias), x, slope in zip(layers, inputs, slopes, strict=True):
             weight.baddbmm_(x.mT, slope, beta=self.keep, alpha=-self.lr)
             if bias is not None:
@@ -169,27 +190,40 @@ class LinearSteps(StepProgram):
         return losses
 
 
-def _transposed_copy(value: Tensor) -> Tensor:
-    """Copy weights [R, out, in] or biases [R, out]; weights lie as [R, in, out] in memory."""
-    if value.dim() != 3:
-        return value.clone(memory_format=torch.contiguous_format)
-    return value.mT.clone(memory_format=torch.contiguous_format).mT
+def _first_rows(layers: Sequence[Layer], rows: int) -> list[Layer]:
+    """Return the weights and biases of the first clients, as views."""
+    return [(weight[:rows], None if bias is None else bias[:rows]) for weight, bias in layers]
+
+
+def _transposed_copies(stack: Stack) -> Stack:
+    """Copy weights [R, out, in] and biases [R, out]; weights lie as [R, in, out] in memory."""
+    contiguous = torch.contiguous_format
+    copies = {}
+    for name, value in stack.items():
+        if value.dim() == 3:
+            copies[name] = value.mT.clone(memory_format=contiguous).mT
+        else:
+            copies[name] = value.clone(memory_format=contiguous)
+    return copies
 
 
 def _stacked(models: Sequence[Params]) -> Stack:
     """Stack the models [K, ...]. Rows share memory if all models are one object."""
     distinct = {id(model): model for model in models}
-    first = models[0]
     if len(distinct) == 1:
-        return {name: value.expand(len(models), *value.shape) for name, value in first.items()}
+        return {name: value.expand(len(models), *value.shape) for name, value in models[0].items()}
     numbers = {key: number for number, key in enumerate(distinct)}
     rows = torch.as_tensor([numbers[id(model)] for model in models])
     stack = {}
-    for name in first:
+    for name in models[0]:
         values = torch.stack([model[name] for model in distinct.values()])
         stack[name] = values[rows.to(values.device)]
     return stack
 
 
 def _rows(stack: Stack, rows: Ints) -> Stack:
-    return {n: value[torch.as_tensor(rows, device=value.device)] for n, value in stack.items()}
+    """Return copies of some clients' rows."""
+    copies = {}
+    for name, value in stack.items():
+        copies[name] = value[torch.as_tensor(rows, device=value.device)]
+    return copies

@@ -1,8 +1,9 @@
 """Recognise models that are plain chains of layers, by tracing them.
 
 fedsim computes such models faster than torch's automatic differentiation (fedsim/engine/native and
-fedsim/engine/linear_passes.py). Each traced operation becomes a letter, and a chain is a word that
-a regular expression accepts.
+fedsim/engine/linear_passes.py). Each traced operation becomes a letter, and so a model becomes a
+word. The regular expression `CHAIN` accepts the words of chains: "crpfl" is a convolution, a ReLU,
+a max pooling, a flattening and a linear layer.
 """
 
 import copy
@@ -18,11 +19,14 @@ from torch import fx, nn
 
 @dataclass(frozen=True)
 class ChainLayer:
-    """A linear layer, or a convolution of stride 1 if there is a `kernel`.
+    """A linear layer, or a convolution of stride 1.
 
-    - `weight` and `bias` are names of parameters; `bias` is None if there is none.
-    - `dropout` and `rate`: number and rate of the dropout after the layer.
-    - `kernel`, `padding` and `pool`: a convolution's sizes, and whether 2 x 2 pooling follows.
+    - `weight` and `bias`: the names of its parameters; `bias` is None for a layer without bias.
+    - `dropout` and `rate`: the number and the rate of the dropout after the layer. The rate is 0 if
+      no dropout follows.
+    - `kernel` and `padding`: the side of a convolution's kernel and its padding, in pixels. The
+      kernel of a linear layer is 0.
+    - `pool`: whether 2 x 2 max pooling follows a convolution.
     """
 
     weight: str
@@ -41,13 +45,16 @@ class ChainLayer:
 
 @dataclass(frozen=True)
 class LayerChain:
-    """A model y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), with dropout in training only.
+    """A model that applies its `layers` one after another.
 
-    If there are convolutions, drop(relu(pool(conv(... drop(relu(pool(conv(x)))))))) takes the place
-    of x.
+    1. Convolutions, if the model has any. Each is followed by pooling (if `pool`), a ReLU, and
+       dropout in training (if `rate` is not 0).
+    2. The samples are flattened to vectors.
+    3. Linear layers. All but the last one are followed by dropout in training and a ReLU.
 
-    `flattens_late`: the first flattening follows a linear layer. The chain then describes the model
-    on vectors only. On samples with several axes, the layers before it work along the last one.
+    `flattens_late` says that the model flattens only after a linear layer, or several. Then it is
+    this chain for samples that are vectors. Of samples with more axes, the linear layers before the
+    flattening transform the last axis.
     """
 
     layers: Sequence[ChainLayer]
@@ -59,7 +66,7 @@ class LayerChain:
 
 
 CHAIN = re.compile("(c(p?(d?r|rd)|rpd?))*(l(d?r|rd))*l")
-"""Chains as letters (see `_letter`), without flattening."""
+"""The letters of chains (see `_letter`), without those of flattening."""
 
 
 def find_chain(model: nn.Module) -> LayerChain | None:
@@ -82,8 +89,8 @@ def find_chain(model: nn.Module) -> LayerChain | None:
         nodes_in_eval_mode = _trace(model, training=False)
     except Exception:  # Tracing a user's model may fail in any way.
         return None
-    same_in_eval_mode = [*map(_operation, nodes)] == [*map(_operation, nodes_in_eval_mode)]
-    if not same_in_eval_mode or not _is_a_line(nodes):
+    operations = [_operation(node) for node in nodes]
+    if operations != [_operation(node) for node in nodes_in_eval_mode] or not _is_a_line(nodes):
         return None
 
     modules = dict(model.named_modules())
@@ -94,13 +101,13 @@ def find_chain(model: nn.Module) -> LayerChain | None:
         letters += _letter(node, layer)
         if layer is not None:
             called.append((str(node.target), layer))
-    before, flatten, after = letters.partition("f")
-    if "c" in after or "p" in after or ("c" in before and (not flatten or "l" in before)):
-        return None
-    if not CHAIN.fullmatch(before + after.replace("f", "")):
+    if not CHAIN.fullmatch(letters.replace("f", "")) or not _flattens_between(letters):
         return None
     layers = _chain_layers(model, called)
-    return None if layers is None else LayerChain(layers, "l" in before and bool(flatten))
+    if not _are_whole_model(layers, model, called):
+        return None
+    before, flattening, _ = letters.partition("f")
+    return LayerChain(layers, flattens_late="l" in before and flattening != "")
 
 
 def _trace(model: nn.Module, *, training: bool) -> list[fx.Node]:
@@ -153,38 +160,53 @@ def _letter(node: fx.Node, layer: nn.Module | None) -> str:
     return letter
 
 
-def _chain_layers(
-    model: nn.Module, called: Sequence[tuple[str, nn.Module]]
-) -> list[ChainLayer] | None:
+def _flattens_between(letters: str) -> bool:
+    """Return whether pixels are flattened after all convolutions and before any linear layer."""
+    before, flattening, after = letters.partition("f")
+    if "c" in after or "p" in after:
+        return False
+    return "c" not in before or (flattening != "" and "l" not in before)
+
+
+def _chain_layers(model: nn.Module, called: Sequence[tuple[str, nn.Module]]) -> list[ChainLayer]:
     """Return the layers of a model whose letters are those of a chain.
 
-    Returns None unless each layer is used once, and the chain has all tensors of the model, which
-    are all trained.
+    `called` has the names and modules that the forward pass calls, in order.
     """
-    all_dropouts = [layer for layer in model.modules() if isinstance(layer, nn.Dropout)]
+    all_dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
     layers: list[ChainLayer] = []
-    names: set[str] = set()
-    used: list[nn.Module] = []
     for name, module in called:
         if isinstance(module, nn.Linear | nn.Conv2d):
             bias = None if module.bias is None else f"{name}.bias"
-            layers.append(ChainLayer(f"{name}.weight", bias))
-            names.add(f"{name}.weight")
-            if bias is not None:
-                names.add(bias)
-            used.append(module)
-        if isinstance(module, nn.Conv2d):
-            kernel, padding = module.kernel_size[0], int(module.padding[0])
-            layers[-1] = replace(layers[-1], kernel=kernel, padding=padding)
+            layer = ChainLayer(f"{name}.weight", bias)
+            if isinstance(module, nn.Conv2d):
+                kernel, padding = module.kernel_size[0], int(module.padding[0])
+                layer = replace(layer, kernel=kernel, padding=padding)
+            layers.append(layer)
         elif isinstance(module, nn.MaxPool2d):
             layers[-1] = replace(layers[-1], pool=True)
         elif isinstance(module, nn.Dropout) and module.p:
             number = all_dropouts.index(module)  # as KeyedDropout counts them
             layers[-1] = replace(layers[-1], dropout=number, rate=module.p)
+    return layers
+
+
+def _are_whole_model(
+    layers: Sequence[ChainLayer], model: nn.Module, called: Sequence[tuple[str, nn.Module]]
+) -> bool:
+    """Return whether the chain of `layers` has all tensors of the model, all of which are trained,
+    and each layer and dropout is used once."""
+    used = []
+    for _, module in called:
+        has_dropout = isinstance(module, nn.Dropout) and module.p > 0
+        if has_dropout or isinstance(module, nn.Linear | nn.Conv2d):
             used.append(module)
-    complete = names == dict(model.named_parameters()).keys() and not list(model.buffers())
-    all_trained = all(parameter.requires_grad for parameter in model.parameters())
-    return layers if complete and all_trained and len(used) == len(set(used)) else None
+    if len(used) != len(set(used)) or list(model.buffers()):
+        return False
+    names = {name for layer in layers for name in (layer.weight, layer.bias) if name is not None}
+    if names != dict(model.named_parameters()).keys():
+        return False
+    return all(parameter.requires_grad for parameter in model.parameters())
 
 
 def _has_hooks(layer: nn.Module) -> bool:
@@ -198,6 +220,7 @@ def _has_hooks(layer: nn.Module) -> bool:
 
 
 def _operation(node: fx.Node) -> tuple[Any, ...]:
+    """Return what a node does, to compare it with a node of another trace."""
     return node.op, node.target, str(node.args), str(node.kwargs)
 
 

@@ -18,7 +18,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Streams
 from fedsim.core.types import Params
 from fedsim.engine import choose, device
-from fedsim.engine.choose import WORTH_STEPS
+from fedsim.engine.choose import C_WORTH_STEPS
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine, mean_losses
 from fedsim.engine.model import initial
@@ -260,7 +260,8 @@ def chosen(model: str = "mlp", optimizer: str = "sgd", compile: Any = True, roun
     return auto(*task, rounds=rounds, compile=compile).description
 
 
-LINEAR_ROUNDS, CONVOLUTIONAL_ROUNDS = WORTH_STEPS["linear"] // 2, WORTH_STEPS["convolutional"] // 2
+LINEAR_ROUNDS = C_WORTH_STEPS["linear"] // 2
+CONVOLUTIONAL_ROUNDS = C_WORTH_STEPS["convolutional"] // 2
 
 
 @pytest.mark.parametrize(

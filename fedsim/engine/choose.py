@@ -3,8 +3,6 @@
 The rule is fixed, so that a repeated run computes the same.
 """
 
-from contextlib import suppress
-
 from fedsim.core.errors import ConfigError
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched import BatchedBackend
@@ -16,10 +14,10 @@ from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.trial import agree, trial_schedule
 
-WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
-"""Number of a client's local steps in a run from which C pays. Compiling takes 2 s, once per
-machine. A step of ten MLPs of workload W1 on two cores is some 0.8 ms shorter, and a step of a
-client of W2 some 5 ms of a core (docs/performance.md)."""
+C_WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
+"""Number of a client's local steps in a run from which C pays, by the kind of model. Compiling
+takes 2 s, once per machine. A step of ten MLPs of workload W1 on two cores is some 0.8 ms shorter,
+and a step of a client of W2 some 5 ms of a core (docs/performance.md)."""
 
 
 def choose_backend(
@@ -34,22 +32,16 @@ def choose_backend(
       convolutions are slow, and for models that cannot run batched.
     """
     on_gpu = workload.data.x.is_cuda
-    convolutional = is_convolutional(workload.model)
     device = "a GPU" if on_gpu else "a CPU"
+    convolutional = is_convolutional(workload.model)
     reason = f"convolutions on {device}" if convolutional else "no convolutions"
     if on_gpu:
-        with suppress(ConfigError):
-            graph = GraphBackend(
-                workload, precision=precision, chunk_size="auto", deterministic=deterministic
-            )
-            other = _torch_backend(workload, precision, False, deterministic, reason)
-            problem = _disagreement(workload, graph, other, precision)
-            if problem is None:
-                graph.reason = device
-                return graph
-            tell(f"engine=auto: not engine=graph, {problem}")
+        graph = _graph_backend(workload, precision, deterministic)
+        if graph is not None:
+            graph.reason = device
+            return graph
     elif precision == "float32" and not unfit(workload):
-        min_steps = WORTH_STEPS["convolutional" if convolutional else "linear"]
+        min_steps = C_WORTH_STEPS["convolutional" if convolutional else "linear"]
         try:
             if worth_compiling(compile, workload.total_steps, min_steps):
                 library(workload.data.x.dtype)
@@ -59,18 +51,39 @@ def choose_backend(
         except NotCompiledError as error:
             warn_not_compiled(str(error))
             reason += f", not compiled: {error}"
-    return _torch_backend(workload, precision, compile, deterministic, reason)
+    return _torch_backend(workload, precision, deterministic, compile=compile, reason=reason)
+
+
+def _graph_backend(
+    workload: Workload, precision: Precision, deterministic: bool | None
+) -> GraphBackend | None:
+    """Return `graph`, or None if it cannot train the workload or its first steps cannot be
+    trusted."""
+    try:
+        graph = GraphBackend(
+            workload, precision=precision, chunk_size="auto", deterministic=deterministic
+        )
+    except ConfigError:
+        return None
+    other = _torch_backend(workload, precision, deterministic, compile=False, reason="a trial")
+    problem = _disagreement(workload, graph, other, precision)
+    if problem is None:
+        return graph
+    tell(f"engine=auto: not engine=graph, {problem}")
+    return None
 
 
 def _torch_backend(
     workload: Workload,
     precision: Precision,
-    compile: Compile,
     deterministic: bool | None,
+    *,
+    compile: Compile,
     reason: str,
 ) -> Backend:
     """Return `batched` if possible, and not for convolutions on a CPU; otherwise `sequential`.
 
+    `reason` is recorded for the choice, unless the model cannot run batched: then the problem is.
     Convolutions on a GPU are not compiled.
     """
     convolutional = is_convolutional(workload.model)
@@ -98,9 +111,10 @@ def _torch_backend(
 def _disagreement(
     workload: Workload, graph: GraphBackend, other: Backend, precision: Precision
 ) -> str | None:
-    """Return why recorded steps cannot be trusted on this machine, or None.
+    """Return why recorded steps cannot be trusted on this machine, or None if they can.
 
     Two clients make two short steps with both backends. Results that are not finite say nothing.
+    The returned text continues a sentence about engine=graph.
     """
     if not len(workload.data.x):
         return None

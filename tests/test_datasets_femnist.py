@@ -59,6 +59,13 @@ def test_femnist_may_be_restricted_to_digits(leaf: Path) -> None:
     assert data.fingerprint != build("femnist", leaf, source="leaf").load().fingerprint
 
 
+def test_digits_of_a_writer_who_trains_with_letters_only_have_no_owner(leaf: Path) -> None:
+    write_leaf(leaf / "femnist", "test", {"f1": user(3)}, number=1)
+    data = build("femnist", leaf, source="leaf", classes="digits").load()
+    assert data.test.y.tolist() == [2, 3]
+    assert data.test_owners.tolist() == [2, -1]
+
+
 def content_of(writer: dict[str, Any]) -> str:
     return json.dumps({"user_data": {"ann": writer}})
 

@@ -144,16 +144,23 @@ def _leaf_samples(samples: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _keep_digits(data: LoadedData) -> LoadedData:
-    """Return the data without letters. Writers of letters only keep their numbers."""
+    """Return the data without letters. Writers of letters only keep their numbers, but the test
+    samples of writers without training samples have the owner -1."""
     in_train = data.train.y < NUM_DIGITS
     in_test = data.test.y < NUM_DIGITS
     owners, test_owners = data.owners, data.test_owners
+    if owners is not None:
+        owners = owners[in_train.numpy()]
+    if test_owners is not None:
+        test_owners = test_owners[in_test.numpy()]
+        if owners is not None:
+            test_owners = np.where(np.isin(test_owners, owners), test_owners, -1)
     return replace(
         data,
         train=Samples(data.train.tensor[in_train], data.train.y[in_train]),
         test=Samples(data.test.tensor[in_test], data.test.y[in_test]),
-        owners=None if owners is None else owners[in_train.numpy()],
-        test_owners=None if test_owners is None else test_owners[in_test.numpy()],
+        owners=owners,
+        test_owners=test_owners,
         num_classes=NUM_DIGITS,
         fingerprint=f"{data.fingerprint} digits",
     )

@@ -234,6 +234,8 @@ def test_a_play_without_test_samples_is_rejected(
 ) -> None:
     with pytest.raises(DataError, match=r"min_speeches=9: no role .*dataset\.test_fraction=0\.1"):
         load_plays(two_plays, tmp_path, monkeypatch, min_speeches=9)
+    with pytest.raises(DataError, match=r"leaf_rules=true: no role .*dataset\.test_fraction=0\.01"):
+        load_plays(two_plays, tmp_path, monkeypatch, leaf_rules=True, test_fraction=0.01)
 
 
 def test_test_windows_share_no_character_with_training_windows(

@@ -147,10 +147,15 @@ class Shakespeare(Dataset):
                     parts.setdefault(f"{split}_owners", []).append(np.full(len(x), num_owners))
                 num_owners += 1
         if not any(map(len, parts.get("test_y", []))):
+            test_fraction = f"dataset.test_fraction={self.test_fraction}"
+            if self.leaf_rules:
+                raise DataError(
+                    "dataset.leaf_rules=true: no role has more than two lines, and training and "
+                    f"test samples; set it to false, or raise {test_fraction}"
+                )
             raise DataError(
                 f"dataset.min_speeches={self.min_speeches}: no role has so many speeches, and "
-                f"training and test samples; lower it, or raise dataset.test_fraction="
-                f"{self.test_fraction}"
+                f"training and test samples; lower it, or raise {test_fraction}"
             )
         return {name: torch.as_tensor(np.concatenate(part)) for name, part in parts.items()}
 

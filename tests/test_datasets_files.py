@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -183,6 +184,19 @@ def test_the_hubs_description_gives_the_number_of_classes(tmp_path: Path) -> Non
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     pq.write_table(table(6).replace_schema_metadata(metadata), tmp_path / "train.parquet")
     assert load_parquet(tmp_path).num_classes == 5
+
+
+def test_a_path_below_a_folder_that_must_not_be_searched_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = build("parquet", tmp_path, path=str(tmp_path / "private" / "images"))
+    denied = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
+    monkeypatch.setattr(Path, "exists", denied)
+    monkeypatch.setattr(os, "scandir", denied)
+    problem = dataset.source_problem()
+    assert problem is not None
+    assert problem.key == "dataset.path"
+    assert "(Permission denied)" in problem.rule
 
 
 def test_files_are_decoded_again_only_if_content_or_split_changes(

@@ -157,10 +157,14 @@ class FromPath(ImageDataset):
         yield sha256_problem(self.sha256)
 
     def source_problem(self) -> Problem | None:
-        """Return a problem if `path` would have to be in a `data_dir` that cannot be read."""
+        """Return a problem if `path`, or the `data_dir` that it would have to be in, cannot be
+        read."""
         here, below_data_dir = self._places()
-        if here.exists():
-            return None
+        try:
+            if here.exists():
+                return None
+        except OSError:  # A folder on the way must not be searched.
+            return reading_problem("dataset.path", here)
         return reading_problem("data_dir", self.data_dir, [below_data_dir])
 
     def source_bytes(self) -> int:

@@ -274,6 +274,15 @@ def test_a_search_without_a_valid_trial_ends_with_the_problems() -> None:
         study.search(space, SearchSettings(trials=4), plans_of, 4)
 
 
+def test_missing_data_end_a_search_also_while_a_trial_is_composed() -> None:
+    def plans_of(params: Any) -> Any:
+        raise DataError("mine")
+
+    space = space_of(parse(["aggregator=krum,median"]))
+    with pytest.raises(DataError, match="mine"):
+        study.search(space, SearchSettings(trials=4), plans_of, 4)
+
+
 FAILING = """
 from fedsim.selectors.random import Random
 

@@ -314,7 +314,7 @@ def search(
             problems += error.problems
             result = Result("invalid", None, 0, str(error))
         except DataError as error:  # the data are missing, or cannot be divided as these values say
-            if not is_prepared(plans[0]):
+            if not plans or not is_prepared(plans[0]):
                 raise
             undivided.append(error)
             result = Result("invalid", None, 0, str(error))

@@ -16,14 +16,17 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from fedsim.config.command_line import read_command_line
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
+from fedsim.config.plan import Plan
 from fedsim.config.words import parse
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.jobs import cli
 from fedsim.jobs.prepare import compose_words
 from fedsim.rounds.loop import Simulation
+from fedsim.running import experiment
+from fedsim.running.outcome import Outcome
 from fedsim.running.process import Preempted, StopRequests
 from fedsim.search import command, study
-from fedsim.search.study import SearchSettings, TrialRounds, _pruner, run_trial, space_of
+from fedsim.search.study import Result, SearchSettings, TrialRounds, _pruner, run_trial, space_of
 
 FEW = ("num_rounds=4", "local.steps=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 
@@ -195,6 +198,31 @@ def test_a_pruned_trial_is_saved_after_its_round_stays_pruned_and_can_go_on(
     assert [(s["status"], s["rounds"]) for s in summaries()] == [("done", 4)] * 2
     whole = run_trial(plans("seed=0", "output_dir=whole"), Pruner(99)).accuracy
     assert whole == summaries()[0]["final_accuracy"]
+
+
+def test_a_trial_names_the_last_round_of_the_run_that_diverged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run of seed 0 ends, and that of seed 1 diverges in round 2."""
+
+    def execute(plan: Plan, *arguments: Any) -> Outcome:
+        if plan.settings.seed == 1:
+            return Outcome("diverged", {"rounds": 2})
+        return Outcome("done", {"rounds": 4, "final_accuracy": 0.5})
+
+    monkeypatch.setattr(experiment, "execute", execute)
+    assert str(run_trial(plans("seed=0,1"), Pruner(99))) == "diverged after round 2"
+
+
+def test_the_counts_at_the_end_add_up_to_all_trials(capsys: pytest.CaptureFixture[str]) -> None:
+    results = [
+        ({"lr": 0.1}, Result("done", 0.5, 4)),
+        ({"lr": 0.2}, Result("pruned", None, 2)),
+        ({"lr": 9.0}, Result("diverged", None, 1)),
+    ]
+    assert study._close(space_of(parse(["lr=0.1,0.2,9.0"])), results, ()) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 of 3 trials to the end, 1 pruned, 1 diverged, 0 failed" in printed
 
 
 def test_a_signal_while_a_trial_is_pruned_ends_the_search() -> None:

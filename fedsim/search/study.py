@@ -177,7 +177,8 @@ class Result:
 
     `status` is done, pruned, diverged, failed or invalid. `accuracy` is the mean of the final
     accuracies over the seeds, None unless the trial is done. `rounds` is the number of rounds of
-    its first run. `reason` says which run has failed, and why, or why the trial is not valid.
+    its first run, or of the run that has diverged. `reason` says which run has failed, and why, or
+    why the trial is not valid.
     """
 
     status: str
@@ -258,7 +259,7 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
             return Result("pruned", None, rounds.seen)
         accuracy = outcome.summary.get("final_accuracy")
         if outcome.status == "diverged" or accuracy is None:
-            return Result("diverged", None, rounds.seen)
+            return Result("diverged", None, outcome.summary["rounds"])
         accuracies.append(accuracy)
     return Result("done", float(np.mean(accuracies)), rounds.seen)
 
@@ -353,7 +354,11 @@ def _close(
         if result.accuracy is not None:
             ended.append((result.accuracy, params))
     ended.sort(key=lambda pair: -pair[0])
-    counts = f"{statuses.count('pruned')} pruned, {num_failed} failed"
+    counts = f"{statuses.count('pruned')} pruned"
+    num_diverged = statuses.count("diverged")
+    if num_diverged:
+        counts += f", {num_diverged} diverged"
+    counts += f", {num_failed} failed"
     num_invalid = statuses.count("invalid")
     if num_invalid:
         counts += f", {num_invalid} not valid"

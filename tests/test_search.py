@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,13 @@ def test_missing_data_end_a_search_also_while_a_trial_is_composed() -> None:
     space = space_of(parse(["aggregator=krum,median"]))
     with pytest.raises(DataError, match="mine"):
         study.search(space, SearchSettings(trials=4), plans_of, 4)
+
+
+def test_settings_are_removed_in_any_spelling_of_their_names() -> None:
+    args = Namespace(overrides=["seed=0", "selector=GPFL, random"])
+    with search_path():
+        assert command.take_settings(args, ["selector"]) == {"selector": ["gpfl", "random"]}
+    assert args.overrides == ["seed=0"]
 
 
 FAILING = """

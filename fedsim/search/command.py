@@ -68,12 +68,13 @@ def take_settings(args: Namespace, keys: Collection[str]) -> dict[str, Any]:
     other_words = []
     for word, override in zip(args.overrides, parse(args.overrides), strict=True):
         key = override.key_or_group
-        if key in keys:
-            is_sweep = override.is_sweep_override()
-            values[key] = typed_in(override).split(",") if is_sweep else override.value()
-        else:
+        if key not in keys:
             other_words.append(word)
-    args.overrides[:] = other_words
+        elif override.is_sweep_override():
+            values[key] = typed_in(override).split(",")
+        else:
+            values[key] = override.value()
+    args.overrides = other_words
     return values
 
 

@@ -106,6 +106,8 @@ def test_methods_are_compared_by_a_paired_t_test_at_the_looks() -> None:
         ("done", {"final_accuracy": 0.5}, 0.5),
         ("diverged", {"final_accuracy": 0.5}, 0.0),
         ("failed", {}, None),
+        ("done", {"final_accuracy": 0.0}, 0.0),
+        ("done", {"final_accuracy": None}, None),  # no round was evaluated
     ],
 )
 def test_a_run_that_diverged_counts_as_0_and_one_that_failed_does_not_count(

@@ -288,12 +288,16 @@ class Race:
 
 
 def accuracy_of(outcome: Outcome | None) -> float | None:
-    """Return the final accuracy of a run, 0 if it has diverged, and None if it has not ended."""
+    """Return the final accuracy of a run, and 0 if it has diverged.
+
+    Returns None if it has not ended, or if no round was evaluated.
+    """
     if outcome is None or not outcome.final:
         return None
     if outcome.status == "diverged":
         return 0.0
-    return float(outcome.summary.get("final_accuracy") or 0)
+    accuracy: float | None = outcome.summary.get("final_accuracy")
+    return accuracy
 
 
 def accuracies_of(plans: Sequence[Plan], attempts: Attempts) -> list[float]:

@@ -16,8 +16,8 @@ from fedsim.commands.replay import lead_of, real_accuracies, run
 from fedsim.commands.replay_analysis import Choices, verdict
 from fedsim.config.compose import search_path
 from fedsim.config.plan import Plan
-from fedsim.core.errors import ConfigError
-from fedsim.core.types import Cohort, Correction
+from fedsim.core.errors import ConfigError, DivergedError
+from fedsim.core.types import Cohort, Correction, Evaluation
 from fedsim.engine.engine import Engine
 from fedsim.running.assembly import build
 from fedsim.running.replay import Replay, TrainsOnce
@@ -152,6 +152,16 @@ def test_losses_and_percentiles_are_those_of_all_cohorts() -> None:
         assert row["percentile"] == pytest.approx(
             100 * sum(other < own for other in losses.values()) / 15
         )
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf])
+def test_a_replay_ends_if_a_model_has_no_finite_validation_loss(
+    loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = replay_of(methods=("random",))
+    monkeypatch.setattr(replay.engine, "evaluate", lambda *samples: Evaluation(0.1, loss))
+    with pytest.raises(DivergedError, match=f"round 1: the validation loss is {loss}"):
+        replay.play()
 
 
 def test_measures_by_hand() -> None:

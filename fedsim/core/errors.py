@@ -60,7 +60,8 @@ class DataError(FedsimError):
 
 
 class DivergedError(FedsimError):
-    """All updates of a round, or the aggregated model, contain nan or infinity (exit code 4)."""
+    """All updates of a round, the aggregated model or a validation loss that a replay compares
+    contain nan or infinity (exit code 4)."""
 
     exit_code = 4
 

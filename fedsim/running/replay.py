@@ -24,6 +24,7 @@ from scipy.stats import entropy
 from fedsim.clients.clients import Clients
 from fedsim.config.plan import Plan
 from fedsim.core.arrays import Floats
+from fedsim.core.errors import DivergedError
 from fedsim.core.record import Record
 from fedsim.core.rng import Purpose
 from fedsim.core.types import Cohort, Correction, Ids, Params, Selection
@@ -196,7 +197,8 @@ class Replay:
     def _step(self, simulation: Simulation) -> tuple[Record, float]:
         """Play a round of a simulation, which first takes over the lead's state.
 
-        Returns its record, and the validation loss of the model that the round makes.
+        Returns its record, and the validation loss of the model that the round makes. Raises
+        `DivergedError` if that is nan or infinite, because it cannot be compared.
         """
         lead = self.lead
         components = simulation.components
@@ -207,7 +209,13 @@ class Replay:
         components.aggregator.load_state_dict(lead.components.aggregator.state_dict())
         components.local_algorithm.load_state_dict(lead.components.local_algorithm.state_dict())
         record = simulation.step()
-        return record, self.engine.evaluate(simulation.params, *self._validation).loss
+        loss = self.engine.evaluate(simulation.params, *self._validation).loss
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"round {record.round}: the validation loss is {loss}: "
+                "a lower optimizer.lr may help"
+            )
+        return record, loss
 
     def _cohorts(self, available: Ids) -> list[Ids]:
         """Return the cohorts of a round to compare with, each [K]: all, or random ones."""

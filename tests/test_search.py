@@ -27,6 +27,7 @@ from fedsim.running import experiment
 from fedsim.running.outcome import Outcome
 from fedsim.running.process import Preempted, StopRequests
 from fedsim.search import command, study
+from fedsim.search.own_keys import take_settings
 from fedsim.search.study import Result, SearchSettings, TrialRounds, _pruner, run_trial, space_of
 
 FEW = ("num_rounds=4", "local.steps=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
@@ -315,7 +316,7 @@ def test_missing_data_end_a_search_also_while_a_trial_is_composed() -> None:
 def test_settings_are_removed_in_any_spelling_of_their_names() -> None:
     args = Namespace(overrides=["seed=0", "selector=GPFL, random"])
     with search_path():
-        assert command.take_settings(args, ["selector"]) == {"selector": ["gpfl", "random"]}
+        assert take_settings(args, ["selector"]) == {"selector": ["gpfl", "random"]}
     assert args.overrides == ["seed=0"]
 
 

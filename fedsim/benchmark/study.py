@@ -59,7 +59,7 @@ from fedsim.core.text import command
 from fedsim.jobs.cli import run_jobs
 from fedsim.running.outcome import outcome_on_file
 from fedsim.running.process import EXIT_CODES
-from fedsim.search.command import overwrite_problem, take_settings
+from fedsim.search.own_keys import overwrite_problem, take_settings
 from fedsim.search.tune import points_of, space_of, why_not_run
 from fedsim.tracking.tables import print_line
 

@@ -1,23 +1,24 @@
-"""`fedsim search`: the command line of a search by Optuna (`fedsim.search.study`).
-
-`fedsim race` and `fedsim tune` also read their own keys by `take_settings` and `with_own_keys`.
-"""
+"""`fedsim search`: the command line of a search by Optuna (`fedsim.search.study`)."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsim.config.build import construct
 from fedsim.config.command_line import place_flags, read_words
 from fedsim.config.compose import check_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.config.suggestions import UNKNOWN_KEY
-from fedsim.config.words import parse, typed_in
+from fedsim.config.words import parse
 from fedsim.core.configs import SEED_KEYS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.jobs.prepare import compose_words, require_room
 from fedsim.running.process import STOP
+from fedsim.search.own_keys import (
+    overwrite_problem,
+    stop_at_problem,
+    take_settings,
+    with_own_keys,
+)
 
 
 def run(words: Sequence[str]) -> int:
@@ -56,53 +57,6 @@ def run(words: Sequence[str]) -> int:
     # 3. Search.
     with STOP.working():
         return search(space, settings, plans_of, plans[0].settings.num_rounds, place_flags(args))
-
-
-def take_settings(args: Namespace, keys: Collection[str]) -> dict[str, Any]:
-    """Remove the settings of the command itself from `args.overrides`, and return their values.
-
-    `keys` are the names of these settings. A sweep over a setting gives a list, which only a
-    setting that is a list accepts.
-    """
-    values: dict[str, Any] = {}
-    other_words = []
-    for word, override in zip(args.overrides, parse(args.overrides), strict=True):
-        key = override.key_or_group
-        if key not in keys:
-            other_words.append(word)
-        elif override.is_sweep_override():
-            values[key] = typed_in(override).split(",")
-        else:
-            values[key] = override.value()
-    args.overrides = other_words
-    return values
-
-
-def stop_at_problem(configs: Iterable[Mapping[str, Any]]) -> Problem | None:
-    """Return the problem of runs that end near one accuracy: none of them is the best."""
-    targets = [config["stop_at"] for config in configs if config["stop_at"] is not None]
-    fault = "ends runs near the same accuracy, so they cannot be ranked by it"
-    return rule(not targets, "stop_at", targets[:1], fault, "leave it out")
-
-
-def overwrite_problem(plans: Sequence[Plan]) -> Problem | None:
-    """Return the problem of runs with `overwrite=true` in a command that runs jobs step by step.
-
-    Such a command does not know all its jobs at the start. If it is stopped, the same command
-    cannot tell which of them it has replaced, and would run them again.
-    """
-    overwrites = any(plan.settings.overwrite for plan in plans)
-    fault = "is rejected here: if the command is stopped, it could not resume"
-    remedy = f"delete {plans[0].folder.parent}, or choose another name=... or output_dir=..."
-    return rule(not overwrites, "overwrite", True, fault, remedy)
-
-
-def with_own_keys(problem: Problem, keys: Collection[str], command: str = "search") -> Problem:
-    """Return `problem`. If it is about an unknown key, its remedy also names the command's keys."""
-    if problem.rule != UNKNOWN_KEY:
-        return problem
-    own_keys = f"keys of the {command} itself: {', '.join(keys)}"
-    return replace(problem, remedy=f"{problem.remedy}; {own_keys}")
 
 
 def _parser() -> ArgumentParser:

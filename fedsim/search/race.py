@@ -37,7 +37,7 @@ from fedsim.jobs.sweep import Attempts
 from fedsim.results.labels import CEILING, CONTROL, REFERENCE
 from fedsim.results.statistics import Difference
 from fedsim.running.outcome import Outcome
-from fedsim.search.command import stop_at_problem, take_settings, with_own_keys
+from fedsim.search.own_keys import stop_at_problem, take_settings, with_own_keys
 from fedsim.tracking.tables import CONSOLE, print_line
 
 

@@ -33,7 +33,7 @@ from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.sweep import Attempts
-from fedsim.search.command import stop_at_problem, take_settings, with_own_keys
+from fedsim.search.own_keys import stop_at_problem, take_settings, with_own_keys
 from fedsim.search.race import accuracies_of
 from fedsim.tracking.tables import CONSOLE, print_line, show_share
 

@@ -11,14 +11,14 @@ from typing import Any
 from fedsim.config.plan import Plan
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import parse, typed_in
-from fedsim.core.errors import Problem, rule
+from fedsim.core.errors import Problem
 
 
 def take_settings(args: Namespace, keys: Collection[str]) -> dict[str, Any]:
-    """Remove the settings of the command itself from `args.overrides`, and return their values.
+    """Return the values of the command's own settings, and change `args`: remove them from it.
 
-    `keys` are the names of these settings. A sweep over a setting gives a list, which only a
-    setting that is a list accepts.
+    `keys` are the names of these settings. `args.overrides` keeps all other words. A sweep over a
+    setting gives a list, which only a setting that is a list accepts.
     """
     values: dict[str, Any] = {}
     other_words = []
@@ -35,26 +35,37 @@ def take_settings(args: Namespace, keys: Collection[str]) -> dict[str, Any]:
 
 
 def stop_at_problem(configs: Iterable[Mapping[str, Any]]) -> Problem | None:
-    """Return the problem of runs that end near one accuracy: none of them is the best."""
-    targets = [config["stop_at"] for config in configs if config["stop_at"] is not None]
-    fault = "ends runs near the same accuracy, so they cannot be ranked by it"
-    return rule(not targets, "stop_at", targets[:1], fault, "leave it out")
+    """Return the problem of a config with `stop_at`, or None if no config has it.
+
+    Such runs all end near the accuracy `stop_at`, so no command can find the best of them.
+    """
+    for config in configs:
+        if config["stop_at"] is not None:
+            fault = "ends runs near the same accuracy, so they cannot be ranked by it"
+            return Problem("stop_at", config["stop_at"], fault, "leave it out")
+    return None
 
 
 def overwrite_problem(plans: Sequence[Plan]) -> Problem | None:
-    """Return the problem of runs with `overwrite=true` in a command that runs jobs step by step.
+    """Return the problem of a plan with `overwrite=true`, or None if no plan has it.
 
-    Such a command does not know all its jobs at the start. If it is stopped, the same command
-    cannot tell which of them it has replaced, and would run them again.
+    It is for commands that run jobs step by step, and do not know all their jobs at the start. If
+    such a command is stopped, the same command cannot tell which runs it has replaced, and would
+    run them again.
     """
-    overwrites = any(plan.settings.overwrite for plan in plans)
-    fault = "is rejected here: if the command is stopped, it could not resume"
-    remedy = f"delete {plans[0].folder.parent}, or choose another name=... or output_dir=..."
-    return rule(not overwrites, "overwrite", True, fault, remedy)
+    for plan in plans:
+        if plan.settings.overwrite:
+            fault = "is rejected here: if the command is stopped, it could not resume"
+            remedy = f"delete {plan.folder.parent}, or choose another name=... or output_dir=..."
+            return Problem("overwrite", True, fault, remedy)
+    return None
 
 
-def with_own_keys(problem: Problem, keys: Collection[str], command: str = "search") -> Problem:
-    """Return `problem`. If it is about an unknown key, its remedy also names the command's keys."""
+def with_own_keys(problem: Problem, keys: Collection[str], command: str) -> Problem:
+    """Return `problem`; if it is about an unknown key, also with the `keys` of `command` itself.
+
+    They are added to its remedy, because the user may have misspelled one of them.
+    """
     if problem.rule != UNKNOWN_KEY:
         return problem
     own_keys = f"keys of the {command} itself: {', '.join(keys)}"

@@ -30,33 +30,53 @@ def run(words: Sequence[str]) -> int:
         fault = f"needs {error.name}, which is not installed"
         remedy = "pip install 'fedsim-selection[search]'"
         raise ConfigError([Problem("search", ..., fault, remedy)]) from error
-    # 1. The settings of the search, and the space.
+    # 1. Read the settings of the search, and the search space.
     with search_path(args.config_dir, args.config_path):
         check(*map(mistake_in, parse(args.overrides)))
         settings = construct(SearchSettings, take_settings(args, OWN_KEYS), "")
         space = space_of(parse(args.overrides))
 
     def plans_of(params: Mapping[str, Any]) -> list[Plan]:
-        """Return the checked plans of the trial with these values, one for each seed."""
-        trial_args = Namespace(**vars(args))
-        trial_args.overrides = space.words_of(params)
-        trial_args.multirun = True
-        return _of_seeds_only(check_jobs(compose_words(trial_args)))
+        """Return the checked plans of the trial with the values `params`, one for each seed."""
+        return _plans_of_trial(args, space.words_of(params))
 
-    # 2. Check trials with each choice and each end of a range.
+    # 2. Check all corners of the space: trials with each choice and each end of an interval.
     plans: list[Plan] = []
-    problems: list[Problem] = []
+    problems: dict[Problem, None] = {}  # each once, in order
     for corner in space.corners():
         try:
             plans += plans_of(corner)
         except ConfigError as error:
-            problems += error.problems
-    check(*(with_own_keys(problem, OWN_KEYS) for problem in dict.fromkeys(problems)))
+            problems |= dict.fromkeys(error.problems)
+    check(*(with_own_keys(problem, OWN_KEYS, "search") for problem in problems))
     check(stop_at_problem(plan.config for plan in plans), overwrite_problem(plans))
     require_room(plans)
     # 3. Search.
+    num_rounds = plans[0].settings.num_rounds
     with STOP.working():
-        return search(space, settings, plans_of, plans[0].settings.num_rounds, place_flags(args))
+        return search(space, settings, plans_of, num_rounds, place_flags(args))
+
+
+def _plans_of_trial(args: Namespace, words: list[str]) -> list[Plan]:
+    """Return the checked plans of one trial, one for each seed.
+
+    `words` are the overrides of the trial. All else is as `args` of the command line say. Raises
+    `ConfigError`, also if the plans differ in more than their seeds, as with a preset that is a
+    sweep.
+    """
+    trial_args = Namespace(**vars(args))
+    trial_args.overrides = words
+    trial_args.multirun = True
+    plans = check_jobs(compose_words(trial_args))
+    experiments = set()
+    for plan in plans:
+        config = {key: value for key, value in plan.config.items() if key not in SEED_KEYS}
+        experiments.add(repr((sorted(plan.choices.items()), config)))
+    preset = plans[0].choices.get("preset", ...)
+    fault = "makes each trial a sweep over more than seeds"
+    remedy = "give one value, or values to search in, for each key that the preset sweeps over"
+    check(rule(len(experiments) == 1, "preset", preset, fault, remedy))
+    return plans
 
 
 def _parser() -> ArgumentParser:
@@ -75,19 +95,3 @@ def _parser() -> ArgumentParser:
         "selector=gpfl,random seed=0,1",
         allow_abbrev=False,
     )
-
-
-def _of_seeds_only(plans: list[Plan]) -> list[Plan]:
-    """Return `plans`, the runs of one trial.
-
-    Raises `ConfigError` if they differ in more than their seeds, as with a preset that is a sweep.
-    """
-    groups = set()
-    for plan in plans:
-        values = {key: value for key, value in plan.config.items() if key not in SEED_KEYS}
-        groups.add(repr((sorted(plan.choices.items()), values)))
-    preset = plans[0].choices.get("preset", ...)
-    fault = "makes each trial a sweep over more than seeds"
-    remedy = "give one value, or values to search in, for each key that the preset sweeps over"
-    check(rule(len(groups) == 1, "preset", preset, fault, remedy))
-    return plans

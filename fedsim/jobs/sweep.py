@@ -130,6 +130,11 @@ class Attempts:
         if self.screen is not None:
             self.screen.job_ended(plan, outcome)
 
+    def cancel(self, plan: Plan) -> None:
+        """Count a job as ended that will not be run, because a race has stopped its method."""
+        self.progress.job_ended(plan.folder)
+        self.overwriting.leave_out(plan)
+
     def run_in_turn(self, plans: Sequence[Plan]) -> None:
         """Run jobs one after another. After a signal, raises KeyboardInterrupt or `Preempted`."""
         for plan in plans:

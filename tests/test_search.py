@@ -28,7 +28,7 @@ from fedsim.running.outcome import Outcome
 from fedsim.running.process import Preempted, StopRequests
 from fedsim.search import command, study
 from fedsim.search.own_keys import take_settings
-from fedsim.search.study import Result, SearchSettings, TrialRounds, _pruner, run_trial, space_of
+from fedsim.search.study import Result, SearchSettings, TrialProgress, _pruner, run_trial, space_of
 
 FEW = ("num_rounds=4", "local.steps=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 
@@ -92,18 +92,18 @@ def test_rounds_up_to_the_warm_up_are_not_pruned(warmup: int | None, spared: int
     trials.add_trial(
         optuna.create_trial(value=0.9, intermediate_values=dict.fromkeys(range(1, 9), 0.9))
     )
-    rounds = TrialRounds(trials.ask(), 11)
+    progress = TrialProgress(trials.ask(), 11)
     for round in range(1, 9):
-        assert (rounds.see(round, 0.1) is None) == (round <= spared)
-        assert rounds.see(1, 0.9) is None  # one that a killed run repeats counts once
-        assert rounds.seen == round
+        assert (progress.add_round(round, 0.1) is None) == (round <= spared)
+        assert progress.add_round(1, 0.9) is None  # one that a killed run repeats counts once
+        assert progress.num_rounds == round
 
 
 def test_optuna_gets_the_mean_over_the_final_window() -> None:
     trial = optuna.create_study(direction="maximize").ask()
-    rounds = TrialRounds(trial, 2)
+    progress = TrialProgress(trial, 2)
     for round, accuracy in enumerate([0.1, 0.2, 0.4], 1):
-        rounds.see(round, accuracy)
+        progress.add_round(round, accuracy)
     reported = trial.study.trials[0].intermediate_values
     assert reported == pytest.approx({1: 0.1, 2: 0.15, 3: 0.3})
 
@@ -188,7 +188,7 @@ def test_a_pruned_trial_is_saved_after_its_round_stays_pruned_and_can_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pruned = run_trial(plans("seed=0,1"), Pruner(2))
-    assert (pruned.status, pruned.accuracy, pruned.rounds) == ("pruned", None, 2)
+    assert (pruned.status, pruned.accuracy, pruned.num_rounds) == ("pruned", None, 2)
     assert [(s["status"], s["rounds"]) for s in summaries()] == [("interrupted", 2)]
     with monkeypatch.context() as patch:
         patch.setattr(Simulation, "step", no_step)

@@ -176,14 +176,14 @@ class Result:
     """The result of a trial.
 
     `status` is done, pruned, diverged, failed or invalid. `accuracy` is the mean of the final
-    accuracies over the seeds, None unless the trial is done. `rounds` is the number of rounds of
-    its first run, or of the run that has diverged. `reason` says which run has failed, and why, or
-    why the trial is not valid.
+    accuracies over the seeds, None unless the trial is done. `num_rounds` is the number of rounds
+    of its first run, or of the run that has diverged. `reason` says which run has failed, and why,
+    or why the trial is not valid.
     """
 
     status: str
     accuracy: float | None
-    rounds: int
+    num_rounds: int
     reason: str | None = None
 
     def __str__(self) -> str:
@@ -193,10 +193,10 @@ class Result:
             return f"not valid: {self.reason}"
         if self.reason is not None:
             return f"{self.status}, {self.reason}"
-        return f"{self.status} after round {self.rounds}"
+        return f"{self.status} after round {self.num_rounds}"
 
 
-class TrialRounds:
+class TrialProgress:
     """The rounds of a trial's first run, which decide whether Optuna's `trial` is pruned.
 
     After each round Optuna gets the accuracy of that time, smoothed as the final accuracy is: the
@@ -210,16 +210,16 @@ class TrialRounds:
         self._accuracies: list[float | None] = []
 
     @property
-    def seen(self) -> int:
+    def num_rounds(self) -> int:
         """Number of rounds up to now."""
         return len(self._accuracies)
 
-    def see(self, round: int, accuracy: float | None) -> str | None:
+    def add_round(self, round: int, accuracy: float | None) -> str | None:
         """Count a round with its test accuracy (None: not measured).
 
         Returns why the run is to stop after it, or None.
         """
-        if round <= self.seen:  # a killed run repeats the rounds since its checkpoint
+        if round <= self.num_rounds:  # a killed run repeats the rounds since its checkpoint
             return None
         self._accuracies.append(accuracy)
         smoothed = mean_of_last(self._accuracies, self._window)
@@ -237,40 +237,40 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     # 1. Show Optuna the rounds of the first run that are on file. If it prunes the trial there, the
     #    run stays as it is. A run that has ended for good cannot be pruned any more.
     first = plans[0]
-    rounds = TrialRounds(trial, window_of(first.config))
+    progress = TrialProgress(trial, window_of(first.config))
     recorded = outcome_on_file(first)
     if not changed_since(recorded.summary, first.config):
         with suppress(DamagedError):  # the run itself reports it in step 2
             records = read_metrics(first.folder)
             Rounds.of(records)  # checks them
             for number, record in enumerate(records, 1):
-                rounds.see(number, record["test_accuracy"])
-        if rounds.pruned and not recorded.final:
-            return Result("pruned", None, rounds.seen)
-        rounds.pruned = False
+                progress.add_round(number, record["test_accuracy"])
+        if progress.pruned and not recorded.final:
+            return Result("pruned", None, progress.num_rounds)
+        progress.pruned = False
     # 2. Run the plans.
     accuracies = []
     for plan in plans:
-        outcome = _run(plan, rounds if plan is first else None)
+        outcome = _run(plan, progress if plan is first else None)
         if outcome.status == "failed":
             reason = f"{plan.folder}: {outcome.summary.get('error')}"
-            return Result("failed", None, rounds.seen, reason)
-        if rounds.pruned:
-            return Result("pruned", None, rounds.seen)
+            return Result("failed", None, progress.num_rounds, reason)
+        if progress.pruned:
+            return Result("pruned", None, progress.num_rounds)
         accuracy = outcome.summary.get("final_accuracy")
         if outcome.status == "diverged" or accuracy is None:
             return Result("diverged", None, outcome.summary["rounds"])
         accuracies.append(accuracy)
-    return Result("done", float(np.mean(accuracies)), rounds.seen)
+    return Result("done", float(np.mean(accuracies)), progress.num_rounds)
 
 
-def _run(plan: Plan, rounds: TrialRounds | None) -> Outcome:
-    """Run one plan, which `rounds` may stop, and return its outcome. See `run_trial`."""
+def _run(plan: Plan, progress: TrialProgress | None) -> Outcome:
+    """Run one plan, which `progress` may stop, and return its outcome. See `run_trial`."""
 
-    def see(plan: Plan, record: Record) -> str | None:
-        return None if rounds is None else rounds.see(record.round, record.test_accuracy)
+    def add_round(plan: Plan, record: Record) -> str | None:
+        return None if progress is None else progress.add_round(record.round, record.test_accuracy)
 
-    attempts = Attempts(on_round=see)
+    attempts = Attempts(on_round=add_round)
     outcome = attempts.run(plan)
     attempts.run_held(attempts.run_in_turn)
     STOP.raise_if_asked()

@@ -222,7 +222,7 @@ def test_the_counts_at_the_end_add_up_to_all_trials(capsys: pytest.CaptureFixtur
         ({"lr": 0.2}, Result("pruned", None, 2)),
         ({"lr": 9.0}, Result("diverged", None, 1)),
     ]
-    assert study._close(space_of(parse(["lr=0.1,0.2,9.0"])), results, ()) == 0
+    assert study._print_results(space_of(parse(["lr=0.1,0.2,9.0"])), results, ()) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "1 of 3 trials to the end, 1 pruned, 1 diverged, 0 failed" in printed
 

@@ -11,6 +11,7 @@ another. Runs that have ended are not run again, and the sampler is seeded, so t
 resumes the search. `fedsim.search.command` calls `search`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -43,7 +44,16 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)  # fedsim itself prints eac
 
 Axis = CategoricalDistribution | FloatDistribution | IntDistribution
 MAX_SHOWN = 10
-"""At most this many trials are in the table at the end."""
+"""Maximum number of trials in the table at the end."""
+TRIAL_STATES = {
+    "done": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "diverged": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+    "invalid": TrialState.FAIL,
+}
+"""Optuna's state of a trial by the status of its `Result`. Its sampler also learns from pruned
+trials, by the accuracies of their rounds, but not from failed ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +91,15 @@ class Space:
     words: Sequence[str]
 
     def words_of(self, params: Mapping[str, Any]) -> list[str]:
-        """Return the words of the trial with these values."""
-        return [*self.words, *(f"{key}={value}" for key, value in params.items())]
+        """Return the words of the trial that has the values `params` on the axes."""
+        axis_words = [f"{key}={value}" for key, value in params.items()]
+        return [*self.words, *axis_words]
 
     def corners(self) -> list[dict[str, Any]]:
         """Return the values of trials in which each choice and each end of a range occurs.
 
-        The first one has the first value of every axis. Each of the others differs from it in one.
-        `fedsim.search.command` checks these trials before the search.
+        The first trial has the first value of every axis. Each other trial differs from it on one
+        axis. `fedsim.search.command` checks these trials before the search.
         """
         ends: dict[str, Sequence[Any]] = {}
         for key, axis in self.axes.items():
@@ -148,26 +159,30 @@ def mistake_in(override: Override) -> Problem | None:
 
 
 def _distribution(override: Override) -> Axis:
-    """Return Optuna's distribution of a sweep.
+    """Return Optuna's distribution of a sweep: an interval, a range or a choice.
 
-    Raises `ConfigError`, and ValueError for values that Optuna rejects.
+    Raises `ConfigError` for a logarithmic scale (`tag(log,...)`) where Optuna has none, and
+    ValueError for values that Optuna rejects.
     """
     value: Any = override.value()
-    log = "log" in getattr(value, "tags", ())
+    is_log = "log" in getattr(value, "tags", ())
     if isinstance(value, IntervalSweep):
         low: Any = value.start
         high: Any = value.end
         if isinstance(low, int) and isinstance(high, int):
-            return IntDistribution(low, high, log=log)
-        return FloatDistribution(low, high, log=log)
+            return IntDistribution(low, high, log=is_log)
+        return FloatDistribution(low, high, log=is_log)
     texts = [word.partition("=")[2] for word in values_of(override)]
-    if isinstance(value, RangeSweep) and all(text.lstrip("-").isdigit() for text in texts):
+    if isinstance(value, RangeSweep) and all(re.fullmatch(r"-?\d+", text) for text in texts):
         numbers = sorted(map(int, texts))
         step = abs(int(value.step or 1))
-        if not log or step == 1:
-            return IntDistribution(numbers[0], numbers[-1], log=log, step=step)
-    fault = "a logarithmic scale is for intervals, and for ranges of whole numbers in steps of 1"
-    check(rule(not log, override.get_key_element(), typed_in(override), fault))
+        if step == 1 or not is_log:
+            return IntDistribution(numbers[0], numbers[-1], log=is_log, step=step)
+    if is_log:
+        fault = (
+            "a logarithmic scale is for intervals, and for ranges of whole numbers in steps of 1"
+        )
+        raise ConfigError([Problem(override.get_key_element(), typed_in(override), fault)])
     return CategoricalDistribution(texts)
 
 
@@ -197,10 +212,10 @@ class Result:
 
 
 class TrialProgress:
-    """The rounds of a trial's first run, which decide whether Optuna's `trial` is pruned.
+    """The accuracies of a trial's first run, by which Optuna decides whether to prune the trial.
 
-    After each round Optuna gets the accuracy of that time, smoothed as the final accuracy is: the
-    mean of the latest `window` rounds.
+    `trial` is Optuna's. After each round it gets the smoothed accuracy: the mean of the latest
+    `window` rounds, because the final accuracy is such a mean, too.
     """
 
     def __init__(self, trial: Any, window: int) -> None:
@@ -211,13 +226,13 @@ class TrialProgress:
 
     @property
     def num_rounds(self) -> int:
-        """Number of rounds up to now."""
+        """Number of rounds that were added."""
         return len(self._accuracies)
 
     def add_round(self, round: int, accuracy: float | None) -> str | None:
-        """Count a round with its test accuracy (None: not measured).
+        """Add the test accuracy after a round (None: not measured).
 
-        Returns why the run is to stop after it, or None.
+        Returns why the run is to stop there, or None.
         """
         if round <= self.num_rounds:  # a killed run repeats the rounds since its checkpoint
             return None
@@ -230,28 +245,25 @@ class TrialProgress:
 
 
 def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
-    """Run `plans`, one for each seed, up to the first that fails.
+    """Run `plans`, one for each seed, up to the first that does not end with an accuracy.
 
-    Raises what stops a search: an error before the first round of a run, or a signal.
+    `trial` is Optuna's. Raises what stops a search: an error before the first round of a run, or a
+    signal.
     """
-    # 1. Show Optuna the rounds of the first run that are on file. If it prunes the trial there, the
-    #    run stays as it is. A run that has ended for good cannot be pruned any more.
-    first = plans[0]
-    progress = TrialProgress(trial, window_of(first.config))
-    recorded = outcome_on_file(first)
-    if not changed_since(recorded.summary, first.config):
-        with suppress(DamagedError):  # the run itself reports it in step 2
-            records = read_metrics(first.folder)
-            Rounds.of(records)  # checks them
-            for number, record in enumerate(records, 1):
-                progress.add_round(number, record["test_accuracy"])
+    # 1. Add the rounds of the first run that are on file. If Optuna prunes the trial there, the run
+    #    stays as it is. A run that has ended for good cannot be pruned any more.
+    first_plan = plans[0]
+    progress = TrialProgress(trial, window_of(first_plan.config))
+    recorded = outcome_on_file(first_plan)
+    if not changed_since(recorded.summary, first_plan.config):
+        _add_rounds_on_file(progress, first_plan)
         if progress.pruned and not recorded.final:
             return Result("pruned", None, progress.num_rounds)
         progress.pruned = False
     # 2. Run the plans.
     accuracies = []
     for plan in plans:
-        outcome = _run(plan, progress if plan is first else None)
+        outcome = _run(plan, progress if plan is first_plan else None)
         if outcome.status == "failed":
             reason = f"{plan.folder}: {outcome.summary.get('error')}"
             return Result("failed", None, progress.num_rounds, reason)
@@ -264,19 +276,36 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     return Result("done", float(np.mean(accuracies)), progress.num_rounds)
 
 
+def _add_rounds_on_file(progress: TrialProgress, plan: Plan) -> None:
+    """Add the recorded rounds of a run to `progress`, unless its files are damaged.
+
+    Damaged files are not reported here: the run itself does so when it resumes.
+    """
+    with suppress(DamagedError):
+        records = read_metrics(plan.folder)
+        Rounds.of(records)  # raises DamagedError for records that cannot be
+        for number, record in enumerate(records, 1):
+            progress.add_round(number, record["test_accuracy"])
+
+
 def _run(plan: Plan, progress: TrialProgress | None) -> Outcome:
-    """Run one plan, which `progress` may stop, and return its outcome. See `run_trial`."""
+    """Run one plan, and return its outcome.
 
-    def add_round(plan: Plan, record: Record) -> str | None:
-        return None if progress is None else progress.add_round(record.round, record.test_accuracy)
+    `progress` gets its rounds and may stop it. Raises an error before the first round, or a signal.
+    """
 
-    attempts = Attempts(on_round=add_round)
-    outcome = attempts.run(plan)
-    attempts.run_held(attempts.run_in_turn)
+    def on_round(plan: Plan, record: Record) -> str | None:
+        if progress is None:
+            return None
+        return progress.add_round(record.round, record.test_accuracy)
+
+    attempts = Attempts(on_round=on_round)
+    attempts.run(plan)
+    attempts.run_held(attempts.run_in_turn)  # waits if another process is running it
     STOP.raise_if_asked()
     if attempts.errors:
         raise attempts.errors[0]
-    return attempts.ended.get(plan.folder, outcome)
+    return attempts.ended[plan.folder]
 
 
 def search(
@@ -288,12 +317,13 @@ def search(
 ) -> int:
     """Run all trials, print the best ones, and return the exit code.
 
-    The code is 1 if a trial has failed, otherwise 4 if none has ended with an accuracy, otherwise
-    0. `plans_of` returns the plans of a trial from its values, one plan for each seed. A trial
-    whose values are not valid together, or do not fit the data, is not run. If none is valid,
-    raises `ConfigError` or `DataError`.
-    `num_rounds` is the number of rounds of a run. `flags` come before the words of a run, such as
-    `--config-dir`.
+    `plans_of` returns the plans of a trial from its values, one plan for each seed. `num_rounds` is
+    the number of rounds of a run. `flags` come before the words of a run, such as `--config-dir`.
+
+    The code is 1 if a trial has failed, otherwise 4 if no trial has ended with an accuracy,
+    otherwise 0. A trial is not valid, and does not run, if its values violate a rule together, or
+    if the data cannot be divided as they say. If no trial is valid, raises `ConfigError` or
+    `DataError`.
     """
     from fedsim.running.assembly import is_prepared  # imports PyTorch, which takes time
 
@@ -301,8 +331,8 @@ def search(
     pruner = _pruner(settings, num_rounds)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
     results: list[tuple[dict[str, Any], Result]] = []
-    problems: list[Problem] = []
-    undivided: list[DataError] = []
+    config_errors: list[ConfigError] = []
+    data_errors: list[DataError] = []
     for number in range(1, settings.trials + 1):
         trial = study.ask(dict(space.axes))
         words = " ".join(f"{key}={value}" for key, value in trial.params.items())
@@ -312,26 +342,24 @@ def search(
             plans = plans_of(trial.params)
             result = run_trial(plans, trial)
         except ConfigError as error:
-            problems += error.problems
+            config_errors.append(error)
             result = Result("invalid", None, 0, str(error))
-        except DataError as error:  # the data are missing, or cannot be divided as these values say
-            if not plans or not is_prepared(plans[0]):
+        except DataError as error:
+            if not plans or not is_prepared(plans[0]):  # the data are missing for all trials
                 raise
-            undivided.append(error)
+            data_errors.append(error)
             result = Result("invalid", None, 0, str(error))
         results.append((trial.params, result))
         print_line(f"trial {number}: {result}")
-        states = {
-            "done": TrialState.COMPLETE,
-            "failed": TrialState.FAIL,
-            "invalid": TrialState.FAIL,
-        }
-        study.tell(trial, result.accuracy, states.get(result.status, TrialState.PRUNED))
+        study.tell(trial, result.accuracy, TRIAL_STATES[result.status])
     if all(result.status == "invalid" for _, result in results):
-        if undivided:
-            raise undivided[0]
-        raise ConfigError(dict.fromkeys(problems))
-    return _close(space, results, flags)
+        if data_errors:
+            raise data_errors[0]
+        problems: dict[Problem, None] = {}  # each once, in order
+        for config_error in config_errors:
+            problems |= dict.fromkeys(config_error.problems)
+        raise ConfigError(problems)
+    return _print_results(space, results, flags)
 
 
 def _pruner(settings: SearchSettings, num_rounds: int) -> BasePruner:
@@ -343,40 +371,47 @@ def _pruner(settings: SearchSettings, num_rounds: int) -> BasePruner:
     return MedianPruner(n_startup_trials=settings.startup, n_warmup_steps=warmup + 1)
 
 
-def _close(
+def _print_results(
     space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags: Sequence[str]
 ) -> int:
-    """Print the table of the best trials and the command of the best one. Return the exit code."""
-    statuses = [result.status for _, result in results]
-    num_failed = statuses.count("failed")
-    ended = []
+    """Print the table of the best trials and the command of the best one. Return the exit code.
+
+    `results` has the values and the result of each trial.
+    """
+    ranking = []
     for params, result in results:
         if result.accuracy is not None:
-            ended.append((result.accuracy, params))
-    ended.sort(key=lambda pair: -pair[0])
-    counts = f"{statuses.count('pruned')} pruned"
-    num_diverged = statuses.count("diverged")
-    if num_diverged:
-        counts += f", {num_diverged} diverged"
-    counts += f", {num_failed} failed"
-    num_invalid = statuses.count("invalid")
-    if num_invalid:
-        counts += f", {num_invalid} not valid"
-    title = f"{len(ended)} of {len(results)} trials to the end, {counts}"
+            ranking.append((result.accuracy, params))
+    ranking.sort(key=lambda entry: entry[0], reverse=True)
+    statuses = [result.status for _, result in results]
+    title = f"{len(ranking)} of {len(results)} trials to the end, {_counts(statuses)}"
     table = Table(title=title, title_justify="left")
     table.add_column("final", justify="right")
     for key in space.axes:
         table.add_column(escape(key))
-    for accuracy, params in ended[:MAX_SHOWN]:
+    for accuracy, params in ranking[:MAX_SHOWN]:
         table.add_row(f"{accuracy:.4f}", *(escape(str(params[key])) for key in space.axes))
     CONSOLE.print(table)
-    if num_failed:
+    has_failed = "failed" in statuses
+    if has_failed:
         print_line("the same command resumes the runs that have failed")
-    if ended:
-        best = command("fedsim", "-m", *flags, *space.words_of(ended[0][1]))
+    if ranking:
+        _, best_params = ranking[0]
+        best = command("fedsim", "-m", *flags, *space.words_of(best_params))
         print_line(f"the best one: {best}")
     else:
         print_line("no trial has ended with an accuracy")
-    if num_failed:
+    if has_failed:
         return EXIT_CODES["failed"]
-    return EXIT_CODES["done" if ended else "diverged"]
+    return EXIT_CODES["done" if ranking else "diverged"]
+
+
+def _counts(statuses: Sequence[str]) -> str:
+    """Return how many trials have ended without an accuracy, by status: "2 pruned, 0 failed"."""
+    counts = [f"{statuses.count('pruned')} pruned"]
+    if "diverged" in statuses:
+        counts.append(f"{statuses.count('diverged')} diverged")
+    counts.append(f"{statuses.count('failed')} failed")
+    if "invalid" in statuses:
+        counts.append(f"{statuses.count('invalid')} not valid")
+    return ", ".join(counts)

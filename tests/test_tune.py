@@ -91,7 +91,7 @@ QUICK = ("oort", "power_of_choice")
 def test_all_combinations_of_the_ends_of_a_shipped_space_pass_the_checks(selector: str) -> None:
     words = ["num_clients=100", "cohort_size=3,10", "system=lognormal", "server.public_samples=100"]
     with search_path(None, None):
-        for axis in tune.space_of(selector):
+        for axis in tune.declared_space(selector):
             high = tune.word_at(axis, 1 - 1e-9).partition("=")[2]
             words.append(f"{tune.word_at(axis, 0.0)},{high}")
         check_jobs(compose_jobs([f"selector={selector}", *words], multirun=True))
@@ -131,7 +131,7 @@ def test_points_that_are_not_valid_are_left_out(capsys: pytest.CaptureFixture[st
     words = ["selector=oort,power_of_choice", "partition=shards_1,iid", "seed=0,1"]
     args = Namespace(overrides=words, config_name="config", config_dir=None, config_path=None)
     tuning = tune.Tuning(args, tune.TuneSettings())
-    points = [point.words for point in tuning.tuned["power_of_choice"].points]
+    points = [point.words for point in tuning.selectors["power_of_choice"].points]
     candidates = [int(words[0].partition("=")[2]) for words in points[1:]]
     assert points[0] == ()
     assert candidates
@@ -139,7 +139,7 @@ def test_points_that_are_not_valid_are_left_out(capsys: pytest.CaptureFixture[st
     printed = " ".join(capsys.readouterr().out.split())
     left_out = "power_of_choice: selector.num_candidates=30 is not valid here: "
     assert f"{left_out}selector.num_candidates=30: must lie in" in printed
-    assert len(tuning.tuned["oort"].points) == 9
+    assert len(tuning.selectors["oort"].points) == 9
 
 
 def test_a_default_that_nothing_was_compared_with_is_not_called_the_best(

@@ -60,7 +60,7 @@ from fedsim.jobs.cli import run_jobs
 from fedsim.running.outcome import outcome_on_file
 from fedsim.running.process import EXIT_CODES
 from fedsim.search.own_keys import overwrite_problem, take_settings
-from fedsim.search.tune import points_of, space_of, why_not_run
+from fedsim.search.tune import declared_space, points_of, why_not_run
 from fedsim.tracking.tables import print_line
 
 Key = tuple[str, ...]
@@ -365,7 +365,7 @@ def point_words(method: str, job: ComposedJob) -> list[Sequence[str]]:
         values = [round(multiple * job.config[key]) for multiple in multiples]
         distinct_values = dict.fromkeys(values)
         return [[f"{parameter}={value}"] for value in distinct_values]
-    space = space_of(job.choices["selector"])
+    space = declared_space(job.choices["selector"])
     if not space:
         return []
     _defaults, *points = points_of(space, NUM_POINTS)

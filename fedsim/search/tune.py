@@ -84,7 +84,7 @@ class TunePoint:
 
 
 @dataclass
-class Tuned:
+class TunedSelector:
     """A selector's points, the default first. `jobs` are the numbers of the jobs of each point."""
 
     points: list[TunePoint] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Tuned:
         return max(self.points, key=lambda point: point.accuracy or 0.0)  # none is None here
 
 
-def space_of(selector: str) -> "list[Override]":
+def declared_space(selector: str) -> "list[Override]":
     """Return the search space that the file of a selector declares in its line `tune:`, or [].
 
     Raises `ConfigError` with all words of the line that are wrong.
@@ -181,29 +181,29 @@ def word_at(override: "Override", share: float) -> str:
 class Tuning:
     """The points and jobs of each selector that a command line names.
 
-    - `tuned`: the points of each selector that declares a search space.
-    - `without`: the selectors that declare none.
-    - `jobs`: all jobs; `Tuned.jobs` has their numbers.
+    - `selectors`: the points of each selector that declares a search space.
+    - `skipped`: the selectors that declare none.
+    - `jobs`: all jobs; `TunedSelector.jobs` has their numbers.
 
     Points that are not valid in a setting are left out, and printed. Raises `ConfigError` if no
     selector declares a search space, or if a default is not valid.
     """
 
     def __init__(self, args: Namespace, settings: TuneSettings) -> None:
-        self.tuned: dict[str, Tuned] = {}
+        self.selectors: dict[str, TunedSelector] = {}
         self.jobs: list[ComposedJob] = []
-        self.without: list[str] = []
+        self.skipped: list[str] = []
         compose = partial(compose_jobs, multirun=True, config_name=args.config_name)
         # Points give the selector themselves.
         words = [word for word in args.overrides if word.partition("=")[0] != "selector"]
         with search_path(args.config_dir, args.config_path):
             names = dict.fromkeys(job.choices["selector"] for job in compose(args.overrides))
             for name in names:
-                space = space_of(name)
+                space = declared_space(name)
                 if not space:
-                    self.without.append(name)
+                    self.skipped.append(name)
                     continue
-                self.tuned[name] = Tuned()
+                self.selectors[name] = TunedSelector()
                 for point in points_of(space, settings.points):
                     jobs = compose([*words, f"selector={name}", *point.words])
                     try:
@@ -213,13 +213,13 @@ class Tuning:
                             raise
                         print_line(f"{name}: {why_not_run(point.words, error)}")
                         continue
-                    self._add(self.tuned[name], point, jobs)
+                    self._add(self.selectors[name], point, jobs)
         remedy = "a line `tune:` at the head of a selector's file does (docs/benchmark_rules.md)"
         fault = "declare no search space"
-        check(rule(bool(self.tuned), "selector", ",".join(names), fault, remedy))
+        check(rule(bool(self.selectors), "selector", ",".join(names), fault, remedy))
         check(stop_at_problem(job.config for job in self.jobs))
 
-    def _add(self, tuned: Tuned, point: TunePoint, jobs: list[ComposedJob]) -> None:
+    def _add(self, tuned: TunedSelector, point: TunePoint, jobs: list[ComposedJob]) -> None:
         """Add a point with its jobs, unless an earlier one has the same config.
 
         The words of a point may give the values of the default.
@@ -237,7 +237,7 @@ class Tuning:
 
         The caller runs the jobs that are yielded before it goes on.
         """
-        for name, tuned in self.tuned.items():
+        for name, tuned in self.selectors.items():
             batch: list[Plan] = []
             for numbers in tuned.jobs:
                 batch += [plans[number] for number in numbers]
@@ -253,7 +253,7 @@ class Tuning:
     def _write(self, path: Path) -> None:
         """Write tuning.json: the points of each selector, for users."""
         points: dict[str, object] = {}
-        for name, tuned in self.tuned.items():
+        for name, tuned in self.selectors.items():
             points[name] = [asdict(point) for point in tuned.points]
         with suppress(OSError):  # nothing needs the file
             write_atomically(path, json.dumps(points, indent=1).encode(), alone=False)
@@ -261,7 +261,7 @@ class Tuning:
     def print_table(self) -> None:
         """Print a line for each selector."""
         table = Table("selector", "default", "best", "with", box=None, pad_edge=False)
-        for name, tuned in self.tuned.items():
+        for name, tuned in self.selectors.items():
             best = tuned.best
             if best is None:
                 table.add_row(escape(name), "", "", WAITS)
@@ -272,8 +272,8 @@ class Tuning:
                     words += f": {NO_OTHER}"
                 table.add_row(escape(name), default, show_share(best.accuracy), words)
         CONSOLE.print(table)
-        if self.without:
-            print_line(f"without a search space: {', '.join(self.without)}")
+        if self.skipped:
+            print_line(f"without a search space: {', '.join(self.skipped)}")
         print_line("the best of several points looks better than it is: compare it at other seeds")
 
 
@@ -289,7 +289,7 @@ def why_not_run(words: Sequence[str], error: ConfigError) -> str:
     return f"{' '.join(words)} is not valid here: {'; '.join(rules)}"
 
 
-def _in_words(tuned: Tuned) -> str:
+def _in_words(tuned: TunedSelector) -> str:
     """Return the accuracies of the default and of the best point in words."""
     if tuned.best is None:
         return WAITS

@@ -15,7 +15,7 @@ import json
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -320,7 +320,7 @@ def run(words: Sequence[str]) -> int:
     """Race as the command line says. Raises `FedsimError` before any work is done."""
     _, args = read_words(_parser(), words)
     args.multirun = True
-    keys = list(RaceSettings.__dataclass_fields__)
+    keys = [setting.name for setting in fields(RaceSettings)]
     with search_path(args.config_dir, args.config_path):
         values = take_settings(args, keys)
     if isinstance(values.get("keep"), str):

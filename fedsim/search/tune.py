@@ -3,8 +3,9 @@
 A search space is a line `tune:` at the head of conf/selector/<name>.yaml: words of a sweep over at
 most three parameters. A point is a value for each of them. All selectors have the same budget: the
 default and the points of a Sobol sequence, which fill the space evenly. All points run in the same
-settings (everything but selector and seed) at the same seeds, as jobs of one sweep. The command
-gives `Tuning.batches` to `fedsim.jobs.cli.run_jobs`.
+settings (everything but selector and seed) at the same seeds, as jobs of one sweep. The best point
+of a selector is the one with the highest mean final accuracy. The command gives `Tuning.batches` to
+`fedsim.jobs.cli.run_jobs`.
 """
 
 import json
@@ -12,7 +13,7 @@ import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.sweep import Attempts
 from fedsim.search.own_keys import stop_at_problem, take_settings, with_own_keys
-from fedsim.search.race import accuracies_of
+from fedsim.search.race import WAITS, accuracies_of
 from fedsim.tracking.tables import CONSOLE, print_line, show_share
 
 if TYPE_CHECKING:
@@ -43,21 +44,23 @@ if TYPE_CHECKING:
 MAX_PARAMETERS = 3
 """Maximum number of parameters in a search space."""
 MAX_POINTS = 63
-"""Maximum of `points`: with the point zero, which is left out, they are 2**6 points of Sobol."""
+"""Maximum of `TuneSettings.points`."""
 
 TUNE_REMEDY = (
     "write values or an interval, without blanks: selector.x=1,2,5 or selector.x=interval(0.1,0.9) "
     "or selector.x=int(interval(2,9)) or selector.x=tag(log,interval(0.01,1))"
 )
 """The remedy for a wrong word of a line `tune:`."""
+NO_OTHER = "no other point was run"
+"""The remark on a default if all other points are invalid, or equal to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings:
     """The keys of the command line that belong to the tuning itself.
 
-    `points` is the number of points of the Sobol sequence, besides the default. Equal points, as
-    several points of a choice among three values may be, are run once.
+    `points` is the number of points of the Sobol sequence, without the default. Points with equal
+    values, which are frequent in small spaces, are run once.
     """
 
     points: int = 8
@@ -74,27 +77,27 @@ class TuneSettings:
 class TunePoint:
     """A point of a search space.
 
-    `words` are its overrides, which come after those of the command. The default has none.
-    `accuracy` is the mean final accuracy of its jobs, None before all have ended. tuning.json has
-    these names.
+    - `words`: its overrides, which come after those of the command. The default has none.
+    - `accuracy`: the mean final accuracy of its jobs, None before all have ended.
+    - `jobs`: the numbers of its jobs in `Tuning.jobs`.
     """
 
     words: Sequence[str]
     accuracy: float | None = None
+    jobs: Sequence[int] = ()
 
 
 @dataclass
 class TunedSelector:
-    """A selector's points, the default first. `jobs` are the numbers of the jobs of each point."""
+    """A selector that is tuned: its points, the default first."""
 
     points: list[TunePoint] = field(default_factory=list)
-    jobs: list[list[int]] = field(default_factory=list)
 
     @property
     def best(self) -> TunePoint | None:
-        """The point of the highest accuracy, or None before all have ended.
+        """The point with the highest accuracy, or None before the jobs of all points have ended.
 
-        Of points with equal accuracy it is the first: the default stays if nothing is better.
+        Of points with equal accuracy it is the first: the default stays if no point is better.
         """
         if any(point.accuracy is None for point in self.points):
             return None
@@ -111,58 +114,58 @@ def declared_space(selector: str) -> "list[Override]":
     line = f"{path.name}: tune"
     fault = f"at most {MAX_PARAMETERS} parameters are tuned"
     check(rule(len(words) <= MAX_PARAMETERS, line, " ".join(words), fault))
-    check(*(_mistake_in(word, line) for word in words))
+    problems = []
+    for word in words:
+        fault = _fault_in(word)
+        if fault is not None:
+            problems.append(Problem(line, word, fault, TUNE_REMEDY))
+    check(*problems)
     return parse(words)
 
 
-def _mistake_in(word: str, line: str) -> Problem | None:
-    """Return what is wrong with a word of the line `tune:` of a file, or None."""
+def _fault_in(word: str) -> str | None:
+    """Return the rule that a word of a line `tune:` violates, or None if it violates none."""
     try:
         override = parse_one(word)
         if override.is_discrete_sweep():
-            list(values_of(override))  # raises if it has none, or one twice
+            list(values_of(override))  # raises if it has no values, or one of them twice
+            return None
     except ConfigError as error:
-        fault = error.problems[0].rule
-    else:
-        fault = _fault_of(override)
-    return rule(not fault, line, word, fault, TUNE_REMEDY)
-
-
-def _fault_of(override: "Override") -> str:
-    """Return the rule that an override in a line `tune:` violates; "" if it violates none."""
-    value: Any = override.value()
-    if override.is_discrete_sweep():
-        return ""
+        return error.problems[0].rule
     if not override.is_sweep_override():
         return "is one value, and no choice to tune in"
-    if not -math.inf < value.start < value.end < math.inf:
+    interval: Any = override.value()
+    if not -math.inf < interval.start < interval.end < math.inf:
         return "must have a < b in interval(a,b), both finite"
-    if "log" in value.tags and value.start <= 0:
+    if "log" in interval.tags and interval.start <= 0:
         return "must have a > 0 in tag(log,interval(a,b))"
-    return ""
+    return None
 
 
 def points_of(space: "Sequence[Override]", count: int) -> list[TunePoint]:
-    """Return the default and the first `count` points of the Sobol sequence after the point zero.
+    """Return the default and the first `count` points of the Sobol sequence, each point once.
 
-    Zero is the corner of all lower ends. Points that repeat are left out.
+    The sequence lies in [0, 1)**d for d parameters (`word_at`). Its point zero, at which every
+    parameter has its lower end, does not count.
     """
     from scipy.stats.qmc import Sobol
 
-    # The sequence is balanced in powers of two: 2**bit_length is the lowest above `count`.
-    sequence = Sobol(len(space), scramble=False).random_base2(count.bit_length())
-    all_words: list[tuple[str, ...]] = [()]
-    for row in sequence[1 : count + 1]:
-        all_words.append(tuple(map(word_at, space, row)))
-    return [TunePoint(words) for words in dict.fromkeys(all_words)]
+    # SciPy draws 2**m points, because these are balanced. The point zero is one of them.
+    m = count.bit_length()  # the lowest m with 2**m > count
+    zero_and_points = Sobol(len(space), scramble=False).random_base2(m)
+    default: tuple[str, ...] = ()
+    words_of_points = [default]
+    for coordinates in zero_and_points[1 : count + 1]:
+        words_of_points.append(tuple(map(word_at, space, coordinates)))
+    return [TunePoint(words) for words in dict.fromkeys(words_of_points)]
 
 
 def word_at(override: "Override", share: float) -> str:
-    """Return the word `key=value` at a coordinate of a point: a `share` in [0, 1).
+    """Return the word `key=value` of a parameter at the coordinate `share`, in [0, 1).
 
     - An interval from a to b: a + share (b - a), with tag(log, ...) a (b / a)**share; rounded to
       three digits, or to a whole number with int(...).
-    - A choice or a range: the value that is this share of the way through the list.
+    - A choice or a range: the value at this share of the list.
     """
     value: Any = override.value()
     if override.is_discrete_sweep():
@@ -181,11 +184,11 @@ def word_at(override: "Override", share: float) -> str:
 class Tuning:
     """The points and jobs of each selector that a command line names.
 
-    - `selectors`: the points of each selector that declares a search space.
-    - `skipped`: the selectors that declare none.
-    - `jobs`: all jobs; `TunedSelector.jobs` has their numbers.
+    - `selectors`: the selectors that declare a search space, by name.
+    - `skipped`: the names of those that declare none.
+    - `jobs`: the jobs of all points.
 
-    Points that are not valid in a setting are left out, and printed. Raises `ConfigError` if no
+    Points that are not valid in a setting are printed and do not run. Raises `ConfigError` if no
     selector declares a search space, or if a default is not valid.
     """
 
@@ -194,10 +197,9 @@ class Tuning:
         self.jobs: list[ComposedJob] = []
         self.skipped: list[str] = []
         compose = partial(compose_jobs, multirun=True, config_name=args.config_name)
-        # Points give the selector themselves.
-        words = [word for word in args.overrides if word.partition("=")[0] != "selector"]
         with search_path(args.config_dir, args.config_path):
             names = dict.fromkeys(job.choices["selector"] for job in compose(args.overrides))
+            common_words = [word for word in args.overrides if word.partition("=")[0] != "selector"]
             for name in names:
                 space = declared_space(name)
                 if not space:
@@ -205,70 +207,74 @@ class Tuning:
                     continue
                 self.selectors[name] = TunedSelector()
                 for point in points_of(space, settings.points):
-                    jobs = compose([*words, f"selector={name}", *point.words])
-                    try:
-                        check_jobs(jobs)
-                    except ConfigError as error:
-                        if not point.words:  # the default: the fault is in the user's words
-                            raise
-                        print_line(f"{name}: {why_not_run(point.words, error)}")
-                        continue
-                    self._add(self.selectors[name], point, jobs)
+                    jobs = compose([*common_words, f"selector={name}", *point.words])
+                    self._add(name, point, jobs)
         remedy = "a line `tune:` at the head of a selector's file does (docs/benchmark_rules.md)"
         fault = "declare no search space"
         check(rule(bool(self.selectors), "selector", ",".join(names), fault, remedy))
         check(stop_at_problem(job.config for job in self.jobs))
 
-    def _add(self, tuned: TunedSelector, point: TunePoint, jobs: list[ComposedJob]) -> None:
-        """Add a point with its jobs, unless an earlier one has the same config.
+    def _add(self, name: str, point: TunePoint, jobs: list[ComposedJob]) -> None:
+        """Add a point of the selector `name` with its jobs, if it is valid and no repetition.
 
-        The words of a point may give the values of the default.
+        A point repeats an earlier one if it has the same config. This happens if its words give
+        values that the default has.
         """
-        for numbers in tuned.jobs:
-            if self.jobs[numbers[0]].config == jobs[0].config:
-                return
+        try:
+            check_jobs(jobs)
+        except ConfigError as error:
+            if not point.words:  # the default: the fault is in the user's words
+                raise
+            print_line(f"{name}: {why_not_run(point.words, error)}")
+            return
+        points = self.selectors[name].points
+        if any(self.jobs[earlier.jobs[0]].config == jobs[0].config for earlier in points):
+            return
         first = len(self.jobs)
         self.jobs += jobs
-        tuned.points.append(point)
-        tuned.jobs.append(list(range(first, len(self.jobs))))
+        point.jobs = range(first, len(self.jobs))
+        points.append(point)
 
     def batches(self, plans: Sequence[Plan], attempts: Attempts) -> Iterator[list[Plan]]:
         """Yield the jobs of one selector after another, all its points together.
 
-        The caller runs the jobs that are yielded before it goes on.
+        `plans` are those of `jobs`. The caller runs the yielded jobs before it continues.
         """
-        for name, tuned in self.selectors.items():
+        for name, selector in self.selectors.items():
             batch: list[Plan] = []
-            for numbers in tuned.jobs:
-                batch += [plans[number] for number in numbers]
+            for point in selector.points:
+                batch += [plans[number] for number in point.jobs]
             yield batch
-            for point, numbers in zip(tuned.points, tuned.jobs, strict=True):
-                accuracies = accuracies_of([plans[number] for number in numbers], attempts)
-                if len(accuracies) == len(numbers):
+            for point in selector.points:
+                accuracies = accuracies_of([plans[number] for number in point.jobs], attempts)
+                if len(accuracies) == len(point.jobs):
                     point.accuracy = float(np.mean(accuracies))
-            print_line(f"{name}: {_in_words(tuned)}")
+            print_line(f"{name}: {_in_words(selector)}")
             if attempts.screen is not None:
                 self._write(attempts.screen.folder / "tuning.json")
 
     def _write(self, path: Path) -> None:
         """Write tuning.json: the points of each selector, for users."""
-        points: dict[str, object] = {}
-        for name, tuned in self.selectors.items():
-            points[name] = [asdict(point) for point in tuned.points]
+        content: dict[str, object] = {}
+        for name, selector in self.selectors.items():
+            points = []
+            for point in selector.points:
+                points.append({"words": point.words, "accuracy": point.accuracy})
+            content[name] = points
         with suppress(OSError):  # nothing needs the file
-            write_atomically(path, json.dumps(points, indent=1).encode(), alone=False)
+            write_atomically(path, json.dumps(content, indent=1).encode(), alone=False)
 
     def print_table(self) -> None:
         """Print a line for each selector."""
         table = Table("selector", "default", "best", "with", box=None, pad_edge=False)
-        for name, tuned in self.selectors.items():
-            best = tuned.best
+        for name, selector in self.selectors.items():
+            best = selector.best
             if best is None:
                 table.add_row(escape(name), "", "", WAITS)
             else:
-                default = show_share(tuned.points[0].accuracy)
+                default = show_share(selector.points[0].accuracy)
                 words = escape(" ".join(best.words) or "its default")
-                if len(tuned.points) == 1:
+                if len(selector.points) == 1:
                     words += f": {NO_OTHER}"
                 table.add_row(escape(name), default, show_share(best.accuracy), words)
         CONSOLE.print(table)
@@ -277,33 +283,30 @@ class Tuning:
         print_line("the best of several points looks better than it is: compare it at other seeds")
 
 
-WAITS = "waits for a run that is not done"
-"""What is printed on a selector of which a job has not ended."""
-NO_OTHER = "no other point was run"
-"""The remark on a default if all points are invalid, or equal to it."""
-
-
 def why_not_run(words: Sequence[str], error: ConfigError) -> str:
-    """Return in a line which rules a point violates that is not valid in a setting."""
+    """Return a line about a point that is not valid: its `words`, and the rules that it violates.
+
+    `error` is that of its config.
+    """
     rules = [str(replace(problem, remedy="")) for problem in error.problems]
     return f"{' '.join(words)} is not valid here: {'; '.join(rules)}"
 
 
-def _in_words(tuned: TunedSelector) -> str:
+def _in_words(selector: TunedSelector) -> str:
     """Return the accuracies of the default and of the best point in words."""
-    if tuned.best is None:
+    if selector.best is None:
         return WAITS
-    default = show_share(tuned.points[0].accuracy)
-    if len(tuned.points) == 1:
+    default = show_share(selector.points[0].accuracy)
+    if len(selector.points) == 1:
         return f"default {default}, {NO_OTHER}"
-    return f"default {default}, best {show_share(tuned.best.accuracy)}"
+    return f"default {default}, best {show_share(selector.best.accuracy)}"
 
 
 def run(words: Sequence[str]) -> int:
     """Tune as the command line says. Raises `FedsimError` before any work is done."""
     _, args = read_words(_parser(), words)
     args.multirun = True
-    keys = list(TuneSettings.__dataclass_fields__)
+    keys = [setting.name for setting in fields(TuneSettings)]
     with search_path(args.config_dir, args.config_path):
         values = take_settings(args, keys)
     settings = construct(TuneSettings, values, "")

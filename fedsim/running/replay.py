@@ -7,8 +7,9 @@ the states of its aggregator and local algorithm, and its simulated time. Then i
 trains and observes as in a run of its own. Its selector keeps its state, and its model is
 discarded.
 
-A choice is judged by the validation loss of the model that it makes, compared with those of random
-cohorts. A client trains once a round, even if several methods or cohorts select it (`TrainsOnce`).
+A choice is judged by the validation loss of the model that it makes. It is compared with the losses
+of other cohorts, the compared cohorts, which are random or all that there are. A client trains once
+a round, even if several methods or cohorts select it (`TrainsOnce`).
 """
 
 import hashlib
@@ -34,7 +35,7 @@ from fedsim.running.assembly import build, prepare
 from fedsim.selectors.base import Selector
 
 MAX_ENUMERATED = 300
-"""If there are at most this many cohorts, all of them are compared instead of random ones."""
+"""If there are at most this many cohorts, the compared cohorts are all of them."""
 
 
 class TrainsOnce(Engine):
@@ -43,10 +44,14 @@ class TrainsOnce(Engine):
     Results are kept within one round and learning rate. The key of a result is the client, the kind
     of the correction, and digests of the global model, of the model that the client starts from,
     and of the correction's shift.
+
+    It shares all attributes with `engine`, such as the backend and the clients' data. Therefore
+    `engine` must be an `Engine` itself, not of a subclass, and its attributes are not replaced
+    afterwards.
     """
 
     def __init__(self, engine: Engine) -> None:
-        vars(self).update(vars(engine))  # it shares everything with `engine`, such as its backend
+        vars(self).update(vars(engine))
         self._round_and_lr = (0, 0.0)
         self._results: dict[tuple[int, object, bytes], Cohort] = {}
 
@@ -59,7 +64,10 @@ class TrainsOnce(Engine):
         start: Any = None,
         correction: Correction | None = None,
     ) -> Cohort:
-        """Train as the engine does. The updates are copies, so that a caller may change them."""
+        """Train as `Engine.train` does, but no client twice with the same arguments.
+
+        The updates are copies, so that a caller may change them.
+        """
         if self._round_and_lr != (round, lr):
             self._round_and_lr = (round, lr)
             self._results = {}
@@ -77,8 +85,8 @@ class TrainsOnce(Engine):
         if rows:
             new_rows = np.array(rows, np.int64)
             starts = None if start is None else [start[row] for row in rows]
-            part = None if correction is None else correction.rows(new_rows)
-            trained = super().train(params, ids[new_rows], round, lr, starts, part)
+            new_correction = None if correction is None else correction.rows(new_rows)
+            trained = super().train(params, ids[new_rows], round, lr, starts, new_correction)
             for position, row in enumerate(rows):
                 self._results[keys[row]] = trained.rows(np.array([position]))
         return replace(Cohort.concat([self._results[key] for key in keys]), start=params)
@@ -93,7 +101,10 @@ def _digest(params: Params) -> bytes:
 
 
 class Fixed(Selector):
-    """A selector that selects the clients `ids`, or all available ones if `ids` is None."""
+    """A selector that selects the clients `ids`, or all available ones if `ids` is None.
+
+    The judge of a replay sets `ids` before each round (`Replay.play`).
+    """
 
     adaptive = True  # it may select any number of clients
     ids: Ids | None = None
@@ -103,37 +114,38 @@ class Fixed(Selector):
 
 
 class Replay:
-    """The replay of a `lead`, the plan of a run of random selection.
+    """The replay of one seed.
 
-    `methods` are plans by name that differ from the lead in their selector only. Their choices are
-    compared with `num_cohorts` random cohorts of the size K of the lead's cohorts. If there are at
-    most `MAX_ENUMERATED` or `num_cohorts` cohorts of this size, they are compared with all of them.
-    For this comparison all available clients train in every round.
+    `lead_plan` is the plan of a run of random selection. `method_plans` are plans by name that
+    differ from it in their selector only. The compared cohorts of a round are `num_cohorts` random
+    cohorts of the size K of the lead's cohorts. They are all cohorts of this size if there are at
+    most `num_cohorts` of them, or at most `MAX_ENUMERATED`. For this comparison all available
+    clients train in every round.
     """
 
-    def __init__(self, lead: Plan, methods: Mapping[str, Plan], num_cohorts: int) -> None:
-        experiment = build(lead)
+    def __init__(self, lead_plan: Plan, method_plans: Mapping[str, Plan], num_cohorts: int) -> None:
+        experiment = build(lead_plan)
         self.lead = experiment.simulation
         # The test samples are those of the lead, which `test_on` may have chosen.
-        data = replace(prepare(lead), test=self.lead.components.server_data.test)
+        data = replace(prepare(lead_plan), test=self.lead.components.server_data.test)
         self.num_cohorts = num_cohorts
         self.engine = TrainsOnce(self.lead.components.engine)
         self.lead.components = replace(self.lead.components, engine=self.engine)
-        self.methods = {name: self._follower(plan) for name, plan in methods.items()}
-        # The judge makes a model of any cohort: it is a method that selects the cohort it is told.
-        self._fixed = Fixed(self.lead.components.population)
-        self._judge = self._follower(lead)
-        self._judge.components = replace(self._judge.components, selector=self._fixed)
+        self.methods = {name: self._follower(plan) for name, plan in method_plans.items()}
+        # The judge makes the models of given cohorts. It is a follower that selects them (`Fixed`).
+        self._judge_selector = Fixed(self.lead.components.population)
+        self._judge = self._follower(lead_plan)
+        self._judge.components = replace(self._judge.components, selector=self._judge_selector)
         self._histograms = experiment.division.histograms
         validation = data.labelled(experiment.division.validation)
         self._validation = (validation.x, validation.y)
-        self._losses: list[Floats] = []  # of the N clients, at the lead's model of each round
+        self._client_losses: list[Floats] = []  # [N] each, at the lead's model of each round
 
     def _follower(self, plan: Plan) -> Simulation:
-        """Return a simulation that trains by the lead's engine.
+        """Return a simulation of `plan` that trains by the lead's engine and is not evaluated.
 
-        It has one round more than the lead, and would be evaluated on the test set in this round
-        only. The round never comes, so that no time is spent on evaluations.
+        A simulation evaluates on the test set every `eval_every` rounds and in its last round. Here
+        both are the round after the lead's last one, which is never played.
         """
         simulation = build(plan).simulation
         components = simulation.components
@@ -149,33 +161,41 @@ class Replay:
     def play(self) -> tuple[list[dict[str, Any]], Record]:
         """Play one round. Returns a row of choices.jsonl for each method, and the lead's record.
 
-        - `loss`: the validation loss of the model that the method's choice makes.
-        - `percentile`: the share of the cohorts to compare with that have a lower loss [%].
-        - `best`, `worst`: the lowest and the highest loss of these cohorts.
-        - `available`: the number of available clients, and `drawn` the size of these cohorts.
-        - `bytes_asked`: the bytes beyond those of collecting as many random clients.
+        - `chosen`: the clients that the method selects, and `clients` their number.
+        - `loss`: the validation loss of the model that this choice makes.
+        - `percentile`: the share of the compared cohorts that have a lower loss [%].
+        - `best`, `worst`: the lowest and the highest loss of the compared cohorts.
+        - `available`: the number of available clients.
+        - `drawn`: the number of clients in a compared cohort.
+        - `bytes_asked`: the bytes that the method's questions cost: those of its round, minus the
+          bytes of the lead's round per selected client times the number of its own clients.
 
         Raises `FedsimError` if a method fails.
         """
-        self._losses.append(self.engine.losses(self.lead.params, self.engine.data.evaluate))
-        # 1. The validation losses of the cohorts to compare with. The first step selects all
-        #    available clients, so that they train in one call and their results are remembered.
-        self._fixed.ids = None
-        available = self._step(self._judge)[0].selected
-        cohorts = self._cohorts(np.array(available, np.int64))
-        losses = []
+        client_losses = self.engine.losses(self.lead.params, self.engine.data.evaluate)
+        self._client_losses.append(client_losses)
+        # 1. Measure the losses of the compared cohorts. First, the judge selects all available
+        #    clients, so that they train in one call and their results are remembered.
+        self._judge_selector.ids = None
+        judge_record, _ = self._step(self._judge)
+        available = judge_record.selected
+        cohorts = self._compared_cohorts(np.array(available, np.int64))
+        compared_losses = []
         for cohort in cohorts:
-            self._fixed.ids = cohort
-            losses.append(self._step(self._judge)[1])
-        # 2. The methods. Their records and losses, by name.
+            self._judge_selector.ids = cohort
+            _, loss = self._step(self._judge)
+            compared_losses.append(loss)
+        # 2. Play the round of each method.
         steps = {name: self._step(simulation) for name, simulation in self.methods.items()}
-        # 3. The lead goes to the next round: last, because the others start from its model.
-        lead = self.lead.step()
-        bytes_of_client = (lead.bytes_down + lead.bytes_up) / max(len(lead.selected), 1)
+        # 3. Play the round of the lead. It comes last, because all others start from its model.
+        lead_record = self.lead.step()
+        lead_bytes = lead_record.bytes_down + lead_record.bytes_up
+        bytes_per_client = lead_bytes / max(len(lead_record.selected), 1)
+        # 4. Make the rows.
         rows = []
         for name, (record, loss) in steps.items():
             num_selected = len(record.selected)
-            random_bytes = bytes_of_client * num_selected
+            random_bytes = bytes_per_client * num_selected
             rows.append(
                 {
                     "round": record.round,
@@ -183,22 +203,22 @@ class Replay:
                     "chosen": record.selected,
                     "clients": num_selected,
                     "loss": loss,
-                    "percentile": 100 * float(np.mean(np.array(losses) < loss)),
-                    "best": min(losses),
-                    "worst": max(losses),
+                    "percentile": 100 * float(np.mean(np.array(compared_losses) < loss)),
+                    "best": min(compared_losses),
+                    "worst": max(compared_losses),
                     "available": len(available),
                     "drawn": len(cohorts[0]),
                     "seconds_select": record.seconds_select,
                     "bytes_asked": int(record.bytes_down + record.bytes_up - random_bytes),
                 }
             )
-        return rows, lead
+        return rows, lead_record
 
     def _step(self, simulation: Simulation) -> tuple[Record, float]:
         """Play a round of a simulation, which first takes over the lead's state.
 
         Returns its record, and the validation loss of the model that the round makes. Raises
-        `DivergedError` if that is nan or infinite, because it cannot be compared.
+        `DivergedError` if the loss is nan or infinite, because it cannot be compared.
         """
         lead = self.lead
         components = simulation.components
@@ -217,15 +237,20 @@ class Replay:
             )
         return record, loss
 
-    def _cohorts(self, available: Ids) -> list[Ids]:
-        """Return the cohorts of a round to compare with, each [K]: all, or random ones."""
+    def _compared_cohorts(self, available: Ids) -> list[Ids]:
+        """Return the compared cohorts of a round, each [K], or fewer than K if fewer are available.
+
+        All cohorts are returned if there are few, otherwise random ones.
+        """
         components = self.lead.components
         size = min(components.population.cohort_size, len(available))
         if math.comb(len(available), size) <= max(MAX_ENUMERATED, self.num_cohorts):
             return [np.array(ids, np.int64) for ids in itertools.combinations(available, size)]
         rng = components.streams.generator(Purpose.REPLAY, self.lead.round + 1)
-        cohorts = range(self.num_cohorts)
-        return [np.sort(rng.choice(available, size, replace=False)) for _ in cohorts]
+        cohorts = []
+        for _ in range(self.num_cohorts):
+            cohorts.append(np.sort(rng.choice(available, size, replace=False)))
+        return cohorts
 
     def clients(self) -> dict[str, Floats]:
         """Return properties of the N clients, each [N], by name. Call it after the last round.
@@ -237,17 +262,17 @@ class Replay:
         - `speed`: samples that the device passes forward in a second, with a simulated clock only.
         """
         components = self.lead.components
-        labels = self._histograms
         with np.errstate(invalid="ignore"):  # 0 / 0 for clients without samples
-            label_entropy = entropy(labels, axis=1)
+            label_entropy = entropy(self._histograms, axis=1)
         properties = {
-            "size": labels.sum(1).astype(float),
+            "size": self._histograms.sum(1).astype(float),
             "label entropy": label_entropy,
-            "loss": np.mean(self._losses, 0),
+            "loss": np.mean(self._client_losses, 0),
         }
         imperfect = components.behaviour.imperfect
         if len(imperfect):
-            properties["imperfect"] = np.isin(np.arange(len(labels)), imperfect).astype(float)
+            all_ids = np.arange(len(self._histograms))
+            properties["imperfect"] = np.isin(all_ids, imperfect).astype(float)
         if components.simulated_clock is not None:
             properties["speed"] = 1 / components.simulated_clock.devices.forward
         return properties

@@ -116,9 +116,9 @@ def declared_space(selector: str) -> "list[Override]":
     check(rule(len(words) <= MAX_PARAMETERS, line, " ".join(words), fault))
     problems = []
     for word in words:
-        fault = _fault_in(word)
-        if fault is not None:
-            problems.append(Problem(line, word, fault, TUNE_REMEDY))
+        word_fault = _fault_in(word)
+        if word_fault is not None:
+            problems.append(Problem(line, word, word_fault, TUNE_REMEDY))
     check(*problems)
     return parse(words)
 

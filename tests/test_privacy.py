@@ -627,6 +627,7 @@ REJECTED = {
     "aggregator=dp_fedavg aggregator.delta=0.05": "aggregator.delta=0.05: must be below 1 / num_clients = 0.05",
     "aggregator=dp_fedavg selector=md": "aggregator.denominator=None: must be given for MultinomialRandom, which",
     "aggregator=dp_fedavg aggregator.noise_multiplier=0.001": "noise_multiplier=0.001: must be >= 0.01",
+    "aggregator=dp_fedavg stop_at=0.9": "stop_at=0.9: must be null for a private aggregator",
     "aggregator=dp_fedavg local_algorithm=scaffold": "must not be private with Scaffold",
 }
 

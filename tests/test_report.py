@@ -188,6 +188,15 @@ def test_values_of_where_are_those_of_a_command_line(word: str, tmp_path: Path) 
     assert make_report([str(folder), "--no-figures", "--where", word]) == 0
 
 
+def test_a_value_of_where_that_no_run_has_is_told(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--where", "selector=random,orot"]
+    assert make_report([str(runs), "--no-figures", "--to", str(tmp_path), *where]) == 0
+    note = "fedsim report: --where selector=random,orot: no run has orot; there are gpfl, random\n"
+    assert note in capsys.readouterr().err
+
+
 def test_a_report_of_some_of_the_runs(runs: Path, tmp_path: Path) -> None:
     some = {
         "selector=*": 2,

@@ -6,6 +6,7 @@ partition is called iid, each of the five phases of a round takes a second, and 
 bytes.
 """
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from fedsim.report.headline import (
 )
 from fedsim.report.sections import Material
 from fedsim.report.summary import compare_summaries
-from fedsim.report.tables import by_group
+from fedsim.report.tables import by_group, name_columns
+from fedsim.results.frames import by
 from fedsim.results.statistics import Difference
 from tests.report_toys import frame_of, make_report, rows_of, two_methods, write_run
 
@@ -66,18 +68,46 @@ def test_the_best_is_compared_with_the_next_and_with_random_selection(tmp_path: 
 
 def test_methods_that_differ_in_more_than_their_selectors_are_named(tmp_path: Path) -> None:
     """A rate that all methods are swept over is part of their names, and a value of a selector is
-    its own."""
-    rates = {"equal": (0.1, 0.1), "swept": (0.1, 0.1), "unequal": (0.1, 0.4)}
-    for name, of_methods in rates.items():
-        for selector, lr in zip(("random", "oort"), of_methods, strict=True):
+    its own. If only one of them is swept over it, the rate is no part of the other's name."""
+    rates: dict[str, dict[str, tuple[float, ...]]] = {
+        "equal": {"random": (0.1,), "oort": (0.1,)},
+        "swept": {"random": (0.1, 0.2), "oort": (0.1, 0.2)},
+        "unequal": {"random": (0.1,), "oort": (0.4,)},
+        "swept by one": {"random": (0.1, 0.2), "oort": (0.1,)},
+    }
+    for name, by_method in rates.items():
+        for selector, of_method in by_method.items():
             config = {"choices": {"selector": selector}, "selector": {"name": selector}}
-            for rate in (lr, 0.2) if name == "swept" else (lr,):
-                for seed in range(3):
-                    folder = tmp_path / name / str(rate)
-                    write_run(folder, [0.5], [[0]], seed=seed, optimizer={"lr": rate}, **config)
+            for rate, seed in itertools.product(of_method, range(3)):
+                folder = tmp_path / name / str(rate)
+                write_run(folder, [0.5], [[0]], seed=seed, optimizer={"lr": rate}, **config)
     for name in rates:
         keys = unequal_keys(frame_of(tmp_path / name))
-        assert keys == (["optimizer.lr"] if name == "unequal" else [])
+        assert keys == (["optimizer.lr"] if name in ("unequal", "swept by one") else [])
+
+
+def test_a_value_that_is_no_part_of_a_groups_name_is_that_of_its_config(tmp_path: Path) -> None:
+    """Only gpfl is swept over two keys."""
+    for selector, rates in {"random": (0.1,), "gpfl": (0.1, 0.2)}.items():
+        for rate, epochs in itertools.product(rates, (1, 2) if selector == "gpfl" else (1,)):
+            write_run(
+                tmp_path / f"{rate} {epochs}",
+                [0.5],
+                [[0]],
+                choices={"selector": selector},
+                selector={"name": selector},
+                optimizer={"lr": rate},
+                local={"epochs": epochs},
+            )
+    columns = name_columns(by(frame_of(tmp_path), "group"))
+    place = columns["run"].index("random")
+    assert (columns["lr"][place], columns["epochs"][place]) == ("0.1", "1")
+
+
+def test_the_best_of_an_unfinished_sweep_has_its_number_of_seeds(tmp_path: Path) -> None:
+    write_runs(tmp_path, {"random": (0.5, 0.52, 0.51), "gpfl": (0.61,)})
+    (sentence,) = best(frame_of(tmp_path))
+    assert sentence.startswith("best is gpfl, 0.6100 (over 1 seeds, while others have up to 3); ")
 
 
 def test_runs_of_the_best_method_that_diverged_are_counted(tmp_path: Path) -> None:

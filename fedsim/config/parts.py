@@ -71,6 +71,7 @@ def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
     collector.run_user_code(_check_augmentation, dataset, plan.config.get("model"))
     collector.run_user_code(inspect_node, plan.config.get("engine"), Backend, "engine")
     collector.add(*_local_algorithm_problems(plan, components))
+    collector.add(_privacy_problem(plan, components["aggregator"]))
     collector.run_user_code(_check_selector, plan, components, collector)
     if not elsewhere:
         collector.add(_device_problem(settings.device))
@@ -196,6 +197,22 @@ def _local_algorithm_problems(
         f"must be null or a number for {name}, which takes updates for sums of gradients "
         "since the server's model",
         "init_seed=null",
+    )
+
+
+def _privacy_problem(plan: Plan, aggregator: Aggregator | None) -> Problem | None:
+    """Return the problem of a private run that ends at an accuracy, or None.
+
+    Its epsilon would be that of a number of rounds that depends on the data.
+    """
+    stops = plan.settings.stop_at is not None
+    return rule(
+        not (stops and aggregator is not None and aggregator.is_private),
+        "stop_at",
+        plan.settings.stop_at,
+        "must be null for a private aggregator: epsilon holds for a number of rounds that does not "
+        "depend on the data",
+        "leave it out; num_rounds ends the run",
     )
 
 

@@ -230,7 +230,7 @@ def filtered(runs: Sequence[Run], condition: str) -> list[Run]:
 
     There are commas between the values, and * stands for any text in them. A value may be a list,
     such as [2,3]. The key may be a shorthand such as `selector.rho`. Raises `ReportError` if no run
-    meets the condition.
+    meets the condition, and tells on stderr which values no run has.
     """
     key, _, values = condition.partition("=")
     # Brackets stand for themselves: a pattern writes [[] for an opening one.
@@ -244,10 +244,14 @@ def filtered(runs: Sequence[Run], condition: str) -> list[Run]:
         occurring |= texts
         if any(_matches(text.replace(" ", ""), patterns) for text in texts):
             matching.append(run)
+    known = listed(sorted(occurring))
     if not matching:
-        known = listed(sorted(occurring))
         remedy = f"there are {known}" if known else f"none has a {key}"
         raise ReportError(f"--where {condition}: holds of no run; {remedy}")
+    for pattern in patterns:
+        if not any(_matches(text.replace(" ", ""), [pattern]) for text in occurring):
+            value = pattern.replace("[[]", "[")
+            _print_note(f"--where {condition}: no run has {value}; there are {known}")
     return matching
 
 
@@ -353,7 +357,7 @@ def _arranged(
 
 
 def _print_note(note: str) -> None:
-    sys.stderr.write(f"fedsim report: {note}\n")
+    sys.stderr.write(printable_lines(f"fedsim report: {note}\n"))
 
 
 def _console() -> Console:

@@ -122,12 +122,11 @@ def opening(material: Material) -> Section:
 
 def unequal_keys(runs: pd.DataFrame) -> list[str]:
     """Return the keys in which methods of the same setting differ, besides those of their selectors
-    and those that are part of their names."""
+    and those that are part of the names of all of them."""
     unequal = set()
     for rows in by_setting(runs).values():
-        expected = {*NOT_COMPARED}
-        for labels in rows["labels"]:
-            expected.update(labels)
+        in_all_names = set.intersection(*(set(labels) for labels in rows["labels"]))
+        expected = {*NOT_COMPARED, *in_all_names}
         values: dict[str, set[str]] = {}
         for members in by(rows, "method").values():
             for key, value in leaves(relevant(first_run(members).config)):
@@ -233,10 +232,23 @@ def _on_the_best(lines: Lines, over_next: Contrast, over_reference: Contrast | N
         )
     shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
     place = f"{over_next.setting}: " if over_next.setting else ""
-    num_diverged = int((lines[method]["status"] == "diverged").sum())
-    diverged = f" ({num_diverged} of {len(lines[method])} runs diverged)" if num_diverged else ""
+    remark = _on_missing_runs(lines, method)
     mean = f"{mean_accuracy(lines[method]):.4f}"
-    return f"{place}best is {method}, {mean}{diverged}{cost}; its lead {shown}"
+    return f"{place}best is {method}, {mean}{remark}{cost}; its lead {shown}"
+
+
+def _on_missing_runs(lines: Lines, method: str) -> str:
+    """Return how many runs of a method diverged, and that it has fewer finished runs than others;
+    empty without either."""
+    remarks = []
+    num_diverged = int((lines[method]["status"] == "diverged").sum())
+    if num_diverged:
+        remarks.append(f"{num_diverged} of {len(lines[method])} runs diverged")
+    num_finished = len(finished_rows(lines[method]))
+    most_finished = max(len(finished_rows(rows)) for rows in lines.values())
+    if num_finished + num_diverged < most_finished:
+        remarks.append(f"over {num_finished} seeds, while others have up to {most_finished}")
+    return f" ({'; '.join(remarks)})" if remarks else ""
 
 
 def cost_of_lead(method_rows: pd.DataFrame, reference_rows: pd.DataFrame, reference: str) -> str:

@@ -337,8 +337,20 @@ def name_columns(groups: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:
         for key in heads.keys() & label.keys():
             name = _without_value(name, key, label[key])
         names.append(name.strip())
-    columns = {head: [label.get(key, MISSING) for label in labels] for key, head in heads.items()}
+    columns = {}
+    for key, head in heads.items():
+        columns[head] = [_value_of(key, rows) for rows in groups.values()]
     return {"run": names, **columns}
+
+
+def _value_of(key: str, rows: pd.DataFrame) -> str:
+    """Return the value of a config key in a group of runs: that of its label, or of its config if
+    the key is no part of its name."""
+    labels = rows["labels"].iloc[0]
+    if key in labels:
+        return str(labels[key])
+    config = dict(leaves(first_run(rows).config))
+    return str(config[key]) if key in config else MISSING
 
 
 def _without_value(name: str, key: str, value: str) -> str:

@@ -188,6 +188,18 @@ def test_values_of_where_are_those_of_a_command_line(word: str, tmp_path: Path) 
     assert make_report([str(folder), "--no-figures", "--where", word]) == 0
 
 
+def test_files_of_an_earlier_report_are_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(runs), "--no-figures", "--to", str(tmp_path / "to")]
+    assert make_report(words) == 0
+    assert make_report(words) == 0
+    assert "earlier report" not in capsys.readouterr().err
+    assert make_report([*words, "--where", "selector=random"]) == 0
+    note = capsys.readouterr().err
+    assert "also has files of an earlier report, perhaps of other runs: pairs.csv" in note
+
+
 def test_a_value_of_where_that_no_run_has_is_told(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,12 @@
-"""Columns of a table in the Hugging Face layout: which of them holds samples, labels or owners, and
-their values.
+"""Columns of parquet files in the Hugging Face layout: which of them hold samples, labels and
+clients, and what their values are.
 
-The metadata of a file may describe its columns (`features_of`). Shapes: n rows.
+`Parquet` (parquet.py) finds the columns of each file by the first functions here, reads the files
+into a `FileContent` each, and joins them. Then it turns labels into class ids and names of clients
+into ids. The owner of a row is its natural client, such as the writer of a text.
+
+The Hub stores an image as a struct with the fields `bytes` and `path`, and describes the columns in
+the metadata of the file (`features_of`). An array [n] has an element for each of n rows.
 """
 
 import json
@@ -24,8 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_CLASSES = 1_000_000
-"""Maximum number of classes; the last layer of a model has an output for each label up to the
-largest."""
+"""Class ids must be below this number. The last layer of a model has an output for each id up to
+the largest one, so that a wrong column would take all memory."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,9 @@ class FileContent:
     """What was read from a file of n rows.
 
     - `samples`: the encoded images or texts [n].
-    - `rows`: the columns of labels and owners.
-    - `classes`: the names of the classes that labels are numbers of; empty if none are described.
+    - `rows`: a table of the labels and, if there are any, of the owners.
+    - `label_column`: the name of the column of labels.
+    - `classes`: the names of the classes by their ids; empty if the metadata do not have them.
     """
 
     path: Path
@@ -83,13 +89,13 @@ def concatenate(contents: Sequence[FileContent]) -> "pa.Table":
     import pyarrow as pa
 
     rows = contents[0].rows
-    for content in contents[1:]:
+    for content in contents[1:]:  # one by one, so that an error names the file
         try:
             rows = pa.concat_tables([rows, content.rows], promote_options="permissive")
         except pa.ArrowException as error:
             raise DataError(
                 f"{content.path}: a column differs from that of the files before it ({error}); "
-                "write the files of all splits with one type a column, or move one away"
+                "write this column with the same type in all files, or move this file away"
             ) from error
     return rows
 
@@ -119,7 +125,7 @@ def is_type(kind: "pa.DataType", *names: str) -> bool:
 
 
 def holds_bytes(kind: "pa.DataType") -> bool:
-    """Return whether a column of this type may hold encoded images: bytes, or structs of these."""
+    """Return whether a column of this type may hold encoded images: bytes, or the Hub's structs."""
     if is_type(kind, "struct"):
         index = kind.get_field_index("bytes")
         return index >= 0 and holds_bytes(kind.field(index).type)
@@ -127,7 +133,7 @@ def holds_bytes(kind: "pa.DataType") -> bool:
 
 
 def class_names(schema: "pa.Schema", name: str) -> list[str]:
-    """Return the names of classes in a column's Hugging Face metadata; none without any."""
+    """Return the names of the classes of a column by their ids; [] if its description has none."""
     names = features_of(schema).get(name, {}).get("names")
     return list(map(str, names)) if isinstance(names, list) else []
 
@@ -153,15 +159,16 @@ def described_as(kind: str, schema: "pa.Schema") -> list[str]:
 def class_labels(
     rows: "pa.Table", name: str, classes: Sequence[str], num_train: int
 ) -> tuple[Ints, int]:
-    """Return the labels [n] in the column `name`, and the number of classes.
+    """Return the class ids [n] in the column `name`, and the number of classes.
 
-    Integers are numbers of classes, which have the names `classes` if these are given. Other values
-    are numbered in sorted order. The first `num_train` rows are those of the training files. Raises
-    `DataError` if integers are out of range, or if only test files have a value.
+    Integers are class ids, and `classes` the names of these classes, if the files have them. Other
+    values are names of classes, which get ids in sorted order. The first `num_train` rows are those
+    of the training files. Raises `DataError` if an id is out of range, or if a name occurs in test
+    rows alone.
     """
     values = values_of(rows, name, "label_column")
     if np.issubdtype(values.dtype, np.integer):
-        _check_numbers(values, name, classes, num_train)
+        _check_ids(values, name, classes, num_train)
         return values.astype(np.int64), len(classes) or int(values.max()) + 1
     unknown = np.setdiff1d(values[num_train:], values[:num_train])
     if len(unknown):
@@ -174,8 +181,8 @@ def class_labels(
     return labels.astype(np.int64), len(distinct)
 
 
-def _check_numbers(values: NDArray[Any], name: str, classes: Sequence[str], num_train: int) -> None:
-    """Raise `DataError` if one of the `values` is not the number of a class."""
+def _check_ids(values: NDArray[Any], name: str, classes: Sequence[str], num_train: int) -> None:
+    """Raise `DataError` if one of the `values` is not a class id."""
     key = f"dataset.label_column={name}"
     low, high = int(values.min()), int(values.max())
     if low < 0:
@@ -184,8 +191,8 @@ def _check_numbers(values: NDArray[Any], name: str, classes: Sequence[str], num_
         if values[:num_train].min() < 0:
             raise DataError(f"{message}; number the classes from 0, or store the labels as strings")
         raise DataError(
-            f"{message}, as in a test split that hides them; move its files away: the validation "
-            "split, or a dataset.test_fraction of the rows, takes its place"
+            f"{message}, as in a test split without labels; move the files of the test split away: "
+            "the validation split, or dataset.test_fraction of the rows, takes its place"
         )
     if high >= MAX_CLASSES:
         raise DataError(
@@ -200,10 +207,11 @@ def _check_numbers(values: NDArray[Any], name: str, classes: Sequence[str], num_
 
 
 def owners_of(table: "pa.Table", name: str, train: Ints, test: Ints) -> dict[str, Tensor]:
-    """Return `train_owners` [n_train] and `test_owners` [n_test]: the number of each row's owner.
+    """Return the id of each row's owner: `train_owners` [n_train] and `test_owners` [n_test].
 
-    Owners are numbered in the sorted order of their names. A test owner without training rows is
-    -1. There are no `test_owners` if one of the test rows names no owner.
+    `train` and `test` are the positions of these rows. Owners get ids in the sorted order of their
+    names. An owner of test rows that has no training row has the id -1. There are no `test_owners`
+    if a test row has no owner: then only the training rows are divided by owners.
     """
     train_names = values_of(table.take(train), name, "client_column")
     known, numbers = np.unique(train_names, return_inverse=True)
@@ -235,7 +243,7 @@ def values_of(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
 def encoded_samples(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
     """Return the encoded images, or texts, of all rows, which are in the first column.
 
-    Raises `DataError` if a row has no image; a text may be missing.
+    Raises `DataError` if a row has no image. A missing text counts as an empty one.
     """
     from pyarrow import compute
 

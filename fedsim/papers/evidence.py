@@ -1,15 +1,22 @@
-"""Evidence from our runs about a number or a claim of a paper: two p-values, Holm's correction of
-them, and the verdict that follows.
+"""Evidence from our runs about a number or a claim of a paper, and the verdict that follows.
 
-`p_for` tests the hypothesis that the claim is false: a small value is evidence for the claim.
-`p_against` tests the hypothesis that it is true. Both are compared with 5 %. "Ours" is a result of
-our runs, "printed" is what the paper prints. Rivals are the methods that a claim compares with.
+Each function here returns an `Evidence` with two p-values. A small `p_for` shows that the claim
+holds: it tests the hypothesis that the claim is false. A small `p_against` shows that the claim
+does not hold. Often neither is small. `holm_corrected` corrects both for the number of tests. Then
+`Evidence.verdict` compares them with 5 %.
 
-Claims about several rivals are claims about the smallest (gains) or the largest (levelness) of the
-true differences. The test for such a claim is an intersection-union test (Berger, 1982): every
-rival is tested at the full level, and the largest p-value counts. The test against it is a
-union-intersection test: the smallest p-value counts, multiplied by the number of rivals
-(Bonferroni). No rival is picked by the data.
+- The p-values are two-sided, that is, twice the one-sided ones, so that they agree with 95 %
+  intervals. The exception are tests that a value lies within a range: both of its ends are tested,
+  and the larger one-sided p-value counts (two one-sided tests; Schuirmann, 1987).
+- A claim about several rivals (the methods that it compares with) holds if it holds of each one.
+  So the largest of their p-values counts as `p_for` (an intersection-union test; Berger, 1982).
+  One rival of which the claim is false is enough against it. So the smallest p-value, multiplied by
+  the number of rivals, counts as `p_against` (a union-intersection test with Bonferroni's
+  correction).
+- A difference is that of a method minus a rival at equal seeds. `p_above(x)` is small if the mean
+  difference is shown to be above x.
+- A `margin` is the largest difference that we take for none. A `tolerance` is what a paper's words
+  or digits leave open, as in "about 60 rounds".
 """
 
 import math
@@ -36,15 +43,16 @@ from fedsim.results.statistics import (
 class Evidence:
     """The result of testing a number or a claim.
 
-    - `ours`: the decisive result; of a claim about several rivals, the difference to the rival for
-      which the claim is weakest. None if there is no result.
+    - `ours`: our result; of a claim about several rivals, the difference to the rival of the
+      largest `p_for`. None if there is no result.
     - `p_for`, `p_against`: the p-values; nan if there are too few seeds for a test.
-    - `size_holds`: whether the interval of a gain contains the printed gain. None if no gain is
-      printed. False if our runs have another size than the paper's.
-    - `is_draw`: whether a printed number lies in the prediction interval of one more run of ours.
-      None for claims that are not about a number.
-    - `too_wide`: whether that interval reaches further than the margin, so that a number inside it
-      says nothing.
+    - `detail`: a remark, such as the name of this rival.
+    - `size_holds`: whether our gain may be as large as the printed one. None if none is printed.
+      `examine` sets it to False if our runs are smaller than the paper's.
+    - `is_draw`: whether a printed number lies in the 95 % prediction interval of one more run of
+      ours. None for claims that are not about a number.
+    - `too_wide`: whether this interval reaches further from our mean than the margin, so that a
+      number inside it says nothing.
     - `holm_for`, `holm_against`: the p-values after Holm's correction; nan before `holm_corrected`.
     """
 
@@ -65,13 +73,12 @@ class Evidence:
 
     @property
     def is_tested(self) -> bool:
-        """True if there are enough seeds for a verdict. Only such evidence counts in Holm's
-        correction."""
+        """Whether there are enough seeds for a verdict. Other evidence is not corrected."""
         return self.num >= MIN_SEEDS
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict by the corrected p-values (see `RULES`)."""
+        """The verdict by the corrected p-values. `published.RULES` has the rules in words."""
         if not self.is_tested:
             return "undecided"
         if self.holm_for < ALPHA:
@@ -109,8 +116,9 @@ def number_evidence(
 ) -> Evidence:
     """Test the number that a paper prints for one run.
 
-    For it: our mean is within `margin` of the number (equivalence). Against it: the number, give or
-    take `tolerance`, is not one more run of ours.
+    Evidence for the number is about our mean: it is within `margin` of the number. Evidence against
+    it is about a single run: one more run of ours would not give this number, give or take
+    `tolerance`.
     """
     if ours is None or ours.num < 2:
         return Evidence(ours)
@@ -141,22 +149,22 @@ def majority_evidence(ours: Share, detail: str = "") -> Evidence:
 
 
 Sign = Literal["negative", "positive"]
-PValue = Callable[[Difference], float]
-"""A function that returns a two-sided p-value of a difference."""
+Test = Callable[[Difference], float]
+"""A function that returns a p-value of a difference. Twice a one-sided one may exceed 1."""
 
 
 def _evidence_of_rivals(
-    rivals: Mapping[str, Difference], p_for: PValue, p_against: PValue, weakest_is: str
+    rivals: Mapping[str, Difference], p_for: Test, p_against: Test, remark: str
 ) -> Evidence:
     """Test a claim about the differences to several rivals.
 
     Of the p-values for the claim, the largest counts. Of those against it the smallest counts,
-    multiplied by the number of rivals. `weakest_is` says in words what the claim is to the rival of
-    the largest p-value.
+    multiplied by the number of rivals. `remark` stands before the name of the rival of the largest
+    p-value, as in "weakest against oort".
     """
     weakest = max(rivals, key=lambda name: p_for(rivals[name]))
     against = len(rivals) * min(p_against(difference) for difference in rivals.values())
-    detail = f"{weakest_is} {weakest}" if len(rivals) > 1 else ""
+    detail = f"{remark} {weakest}" if len(rivals) > 1 else ""
     return Evidence(rivals[weakest], clipped(p_for(rivals[weakest])), clipped(against), detail)
 
 
@@ -165,8 +173,10 @@ def gain_evidence(
 ) -> Evidence:
     """Test that a method exceeds each of its rivals.
 
-    `rivals` are the differences to them. `gain` is the printed difference, give or take
-    `tolerance`; 0 if none is printed. All p-values are two-sided: they agree with 95 % intervals.
+    `rivals` has the differences to them. `gain` is the printed difference, give or take
+    `tolerance`; 0 if none is printed. Evidence for the claim is that the method exceeds each rival
+    at all. Evidence against it is that it exceeds one of them by less than the printed gain. So
+    there may be evidence of both kinds: the verdict is then "direction only".
     """
 
     def p_exceeds(difference: Difference) -> float:
@@ -178,14 +188,15 @@ def gain_evidence(
     evidence = _evidence_of_rivals(rivals, p_exceeds, p_falls_short, "weakest against")
     if not gain:
         return evidence
-    # The printed gain is wrong if our gains are significantly below it, or all of them above it.
+    # The printed gain is too large if one of our gains is significantly below it. It is too small
+    # if all of our gains are significantly above it.
     p_all_above = 2 * max(d.p_above(gain + tolerance) for d in rivals.values())
     size_holds = evidence.p_against >= ALPHA and p_all_above >= ALPHA
     return replace(evidence, size_holds=size_holds)
 
 
 def margin_evidence(rivals: Mapping[str, Difference], margin: float) -> Evidence:
-    """Test that a method is not worse than any rival by `margin` or more (non-inferiority)."""
+    """Test that a method falls short of each rival by less than `margin` (non-inferiority)."""
 
     def p_not_worse(difference: Difference) -> float:
         return 2 * difference.p_above(-margin)
@@ -210,8 +221,7 @@ def level_evidence(rivals: Mapping[str, Difference], margin: float) -> Evidence:
 
 
 def sign_evidence(ours: Difference | None, sign: Sign, detail: str = "") -> Evidence:
-    """Test that a mean has this `sign`, and against it that it has the other one, by two-sided
-    p-values."""
+    """Test that the mean of `ours` has this `sign`, and against it that it has the other one."""
     if ours is None:
         return Evidence(None)
     p_negative, p_positive = two_sided(ours.p_below(0.0)), two_sided(ours.p_above(0.0))
@@ -223,10 +233,13 @@ def sign_evidence(ours: Difference | None, sign: Sign, detail: str = "") -> Evid
 def trend_evidence(
     at: Sequence[float], by_seed: Sequence[Sequence[float]], *, falls: bool = False
 ) -> Evidence:
-    """Test that values rise along the positions `at` (or fall, with `falls`).
+    """Test that values rise along the positions `at` on average (or fall, with `falls`).
 
     `by_seed` has a value at each position for each seed. The test is a t test on the seeds'
     least-squares slopes.
     """
-    slopes = [float(np.polyfit(at, values, 1)[0]) for values in by_seed]
-    return sign_evidence(differences(slopes), "negative" if falls else "positive", "slope")
+    slopes = []
+    for values in by_seed:
+        slope, _ = np.polyfit(at, values, deg=1)
+        slopes.append(float(slope))
+    return sign_evidence(differences(slopes), "negative" if falls else "positive", detail="slope")

@@ -314,6 +314,7 @@ def report(
             console.print(printable_lines(line), markup=False)
         for table in section.tables if print_all else section.brief:
             console.print(table)
+    earlier = _times_of_files(folder)
     try:
         write_files(folder, presentation_file(presentation, folder))
         write_files(folder, table_files([table for each in sections for table in each.tables]))
@@ -329,6 +330,21 @@ def report(
     except OSError as error:
         raise OutputError(unwritable("--to", shown_folder, error)) from error
     console.print(f"report in {shown_folder}", soft_wrap=True, markup=False)
+    now = _times_of_files(folder)
+    if kept := [path.name for path, time in earlier.items() if now[path] == time]:
+        _print_note(
+            f"{shown_folder} also has files of an earlier report, perhaps of other runs: "
+            f"{listed(kept)}; delete the folder, and report again, to be rid of them"
+        )
+
+
+def _times_of_files(folder: Path) -> dict[Path, int]:
+    """Return when each table and figure in a report's folder was written [ns]."""
+    times = {}
+    for path in sorted((*folder.glob("*"), *folder.glob("figures/*"))):
+        if path.suffix in (".md", ".csv", ".tex", ".png", ".pdf", ".svg"):
+            times[path] = path.stat().st_mtime_ns
+    return times
 
 
 def _arranged(

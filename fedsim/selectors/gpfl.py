@@ -13,11 +13,12 @@ balances clients of high value with clients that were selected seldom:
     u_i = mean reward of i + alpha sqrt(2 ln(sum_j n_j) / n_i)         (Eq. 6)
     alpha = rho t / T                                                  (Eq. 7)
     factor of rewards = 2 exp(A^t - A^{t-1}) if the accuracy changed   (Eq. 8)
-                        exp(F^{t-1} - F^t) otherwise
+                        exp(F^t - F^{t-1}) otherwise
 
-u_i is the index of client i (GPCB). n_i is the number of its selections, t the round and T the
-number of rounds. A is the accuracy and F the loss of the global model. In every round all clients
-get a reward. The factor multiplies the rewards of the clients that were selected last.
+u_i is the index of client i, which the paper calls GPCB. It is an upper confidence bound. n_i is
+the number of the client's selections, t the round and T the number of rounds. A is the accuracy and
+F the loss of the global model. In every round all clients get a reward, also those that did not
+train. The factor multiplies the rewards of the clients that were selected in the round before.
 
 Algorithm 1:
 
@@ -28,21 +29,25 @@ Algorithm 1:
    before the round and w_i the client's model. c_i is the projection of g_i on the server's own
    step g of the previous round.
 
-Where the paper leaves something open, the class has a parameter. Its default is how we read the
-paper:
+Where the paper leaves something open, the class has a parameter. The defaults are in
+conf/selector/gpfl.yaml. They are how we read the paper:
 
 - The softmax is over all clients, most of which have a stale c (`softmax_over: all`).
 - The mean reward is over rounds (`reward_average: rounds`).
-- n_i is 1 after the initialisation, in which every client trained once.
+- n_i is 1 after the initialisation, in which every client trained once, and 2 for the K clients
+  that it selected.
 - Algorithm 1 sorts by c, while the text says "highest GPCB". Clients are ranked by the index, GPCB
   (`rank_by: gpcb`).
-- As printed, the second case of Eq. 8 rewards a growing loss. `tie_sign: intent` reverses it.
+- As printed, the second case of Eq. 8 rewards a growing loss. It is read as exp(F^{t-1} - F^t)
+  (`tie_sign: intent`).
 - The accuracy is that of a validation split (`reward_eval: validation`).
 - FedAvg(w, S, C) in Algorithm 1 has the usual weights (`weights: aggregator`). C, the projections,
   may also be meant as weights (`by_gp`).
 
-If no update arrived in a round, its rewards are not multiplied. Values that are not finite are
-ignored. After a global direction of zero, c is kept. Ties are broken at random.
+In each round, the loop calls `select`, lets the selected clients train, and calls `observe` with
+their updates. If no update arrives, it does not call `observe`. The rewards of such a round are not
+multiplied by the factor. Projections and rewards that are not finite are ignored. If g is zero, all
+c stay as they are. Ties are broken at random.
 """
 
 from abc import ABC, abstractmethod
@@ -96,13 +101,13 @@ class Exploration(ABC):
 
 @parameters
 class Linear(Exploration):
-    """alpha_t = rho t / T (Eq. 7), or with another number in the place of T (`reference`).
+    """alpha_t = rho t / T (Eq. 7), or rho t / `reference`.
 
-    GPFL's Fig. 7 ran 800 rounds with T replaced by 500, a share of 0.625. alpha then reaches 1.6
-    rho, as the authors' logs show.
+    The runs of GPFL's Fig. 7 have 800 rounds and divide by 500 (a share of 0.625), as the authors'
+    logs show. So alpha reaches 1.6 rho.
     """
 
-    rho: NonNegative  # alpha in the last round
+    rho: NonNegative  # alpha in round T
     reference: Positive | None  # in place of T: a number of rounds if >= 1, else a share of T
 
     def alpha(self, t: int, num_rounds: int) -> float:
@@ -134,7 +139,7 @@ class Decreasing(Exploration):
 
 @parameters
 class Triangular(Exploration):
-    """alpha_t = t / peak before round `peak`, then 2 peak / (t + peak)."""
+    """alpha_t = t / peak before round `peak`, then 2 peak / (t + peak), as in the authors' code."""
 
     peak: Count  # the round in which alpha is 1; 100 by default in the authors' code
 
@@ -189,6 +194,7 @@ class GPFL(Selector):
 
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
+        # In its first rounds the method may select another number of clients than K.
         self.adaptive = self.init == "cover" or self.init_aggregate != "topk"
         self.start_up_rounds = {"all_clients": 1, "cover": self.cover_rounds, "none": 0}[self.init]
         reported = REPORTED_DIRECTIONS.get(self.local_direction, ())
@@ -255,7 +261,7 @@ class GPFL(Selector):
         if self.init_aggregate == "topk":
             self.pulls[self.selected] += 1
         elif self.init_aggregate == "all":
-            self.selected = available
+            self.selected = available  # `initial_pulls` has counted all of them
 
     # --- 2. rewards and selection ---
 
@@ -263,7 +269,7 @@ class GPFL(Selector):
         """Reward the clients for the previous round, and select those of the highest index."""
         if not clients.in_first_round:
             self._add_rewards()
-        self.evaluation_before = None
+        self.evaluation_before = None  # until `observe`: no update has arrived in this round
         self.selected = self._choose(round, clients, rng)
         self.pulls[self.selected] += 1
         self._reported = self._reported_directions(self.selected, clients)

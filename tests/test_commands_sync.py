@@ -16,8 +16,9 @@ from fedsim.commands.dispatch import answer
 from fedsim.results.files import is_free, owned
 from fedsim.running.process import STOP
 from fedsim.tracking import wandb_tracker
+from fedsim.tracking.wandb_messages import TARGET
 from fedsim.tracking.wandb_mirror import replay
-from fedsim.tracking.wandb_tracker import TARGET, WandbTracker
+from fedsim.tracking.wandb_tracker import WandbTracker
 
 Fake = Callable[[str], None]
 

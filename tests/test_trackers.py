@@ -26,7 +26,7 @@ from fedsim.tracking.csv_tracker import CsvTracker
 from fedsim.tracking.metrics import NAMES, RoundMetrics
 from fedsim.tracking.mlflow_tracker import MlflowTracker
 from fedsim.tracking.tensorboard_tracker import TensorBoardTracker
-from fedsim.tracking.wandb_tracker import start_message
+from fedsim.tracking.wandb_messages import start_message
 from tests.test_tracking import summary
 from tests.wandb_toys import history_of, offline_records, tracker
 

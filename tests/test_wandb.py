@@ -20,8 +20,9 @@ from fedsim.core.errors import ConfigError
 from fedsim.results.files import RunFolder
 from fedsim.tracking import wandb_tracker
 from fedsim.tracking.base import RunInfo
+from fedsim.tracking.wandb_messages import TARGET, start_message
 from fedsim.tracking.wandb_mirror import begin_run, mirror, replay
-from fedsim.tracking.wandb_tracker import COMMAND, NO_KEY, TARGET, WandbTracker, start_message
+from fedsim.tracking.wandb_tracker import COMMAND, NO_KEY, WandbTracker
 from tests.test_tracking import info, record, summary
 from tests.wandb_toys import history_of, items, offline_records, play, processes, tracker, wait_for
 

@@ -9,7 +9,7 @@ import pytest
 from fedsim.commands.dispatch import answer
 from fedsim.results.files import WANDB_ID, RunFolder
 from fedsim.results.reading import METRICS, read_metrics
-from fedsim.tracking.wandb_tracker import TARGET
+from fedsim.tracking.wandb_messages import TARGET
 from tests.test_tracking import info, record, summary
 from tests.wandb_stand_in import StandIn, serving
 from tests.wandb_toys import play, tracker

@@ -18,13 +18,8 @@ from fedsim.core.errors import ConfigError, FedsimError, check
 from fedsim.results.files import REPLACEMENTS, WANDB, is_free, owned
 from fedsim.results.reading import CONFIG, SUMMARY, DamagedError, read_config, read_summary
 from fedsim.running.process import STOP
-from fedsim.tracking.wandb_tracker import (
-    NO_KEY,
-    kill_with_children,
-    mirrors_in,
-    name_problems,
-    start_process,
-)
+from fedsim.tracking.wandb_messages import mirrors_in, name_problems
+from fedsim.tracking.wandb_tracker import NO_KEY, kill_with_children, start_process
 
 SENT = "sent.txt"
 """The file in W&B's folder of a run that has been sent."""

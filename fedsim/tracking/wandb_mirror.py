@@ -24,17 +24,14 @@ from fedsim.results.files import WANDB, WANDB_ID
 from fedsim.results.reading import FINISHED, read_config, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.metrics import SELECTIONS, RoundMetrics
-from fedsim.tracking.wandb_tracker import (
+from fedsim.tracking.wandb_messages import (
     AXES,
-    LATER,
-    MAX_SECONDS,
-    NO_KEY,
-    NOT_ONLINE,
     log_message,
     mirrors_in,
     name_problems,
     start_message,
 )
+from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, NO_KEY, NOT_ONLINE
 
 SUMMARY_KEYS = (
     "status",

@@ -5,12 +5,10 @@ nor change a run. A run keeps its W&B id in its folder: what a later process sen
 same run of W&B.
 """
 
-import hashlib
 import json
 import math
 import os
 import queue
-import re
 import shutil
 import signal
 import subprocess
@@ -18,19 +16,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.core.errors import Problem, check, positive, rule
+from fedsim.core.errors import check, positive, rule
 from fedsim.core.text import command
 from fedsim.results.files import json_ready
 from fedsim.tracking.base import RunInfo, Tracker
 from fedsim.tracking.metrics import RoundMetrics
+from fedsim.tracking.wandb_messages import log_message, name_problems, start_message
 
-TARGET = "fedsim.tracking.wandb_tracker.WandbTracker"
 MAX_SECONDS = 20.0
 """Maximum of `timeout`."""
 DEAD_SECONDS = 2.0
@@ -239,106 +237,3 @@ def kill_with_children(process: "subprocess.Popen[str]") -> None:
                 os.kill(int(pid), signal.SIGKILL)
     process.kill()
     process.wait()
-
-
-def mirrors_in(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the nodes of this tracker in a run's config by name, disabled ones last."""
-    enabled = {}
-    disabled = {}
-    nodes = config.get("tracker")
-    for name, node in nodes.items() if isinstance(nodes, Mapping) else ():
-        if isinstance(node, Mapping) and node.get("_target_") == TARGET:
-            if node.get("mode") == "disabled":
-                disabled[name] = node
-            else:
-                enabled[name] = node
-    return enabled | disabled
-
-
-MAX_NAME = 128
-"""Maximum length that W&B's server accepts in the name of a project, a group or a run."""
-MAX_TAG = 64
-"""Maximum length of a tag or job type."""
-NAME = r"[^/\\#?%:]{1,128}"
-"""What W&B accepts as the name of a project."""
-
-
-def name_problems(node: Mapping[str, Any], prefix: str = "") -> Iterator[Problem | None]:
-    """Yield the problems of names in a tracker's node that W&B would reject.
-
-    It would do so at the end of the run, and each time that the run is sent. The keys of the
-    problems begin with `prefix`.
-    """
-    for key in ("project", "entity"):
-        name = node.get(key)
-        is_valid = name is None or bool(re.fullmatch(NAME, name))
-        fault = r"must have 1 to 128 characters, none of / \ # ? % : (W&B's rule)"
-        remedy = f"choose another name, also where the variable WANDB_{key.upper()} has it"
-        yield rule(is_valid, prefix + key, name, fault, remedy)
-    for tag in tags_of(node):
-        fault = f"must have 1 to {MAX_TAG} characters (W&B's rule)"
-        remedy = "shorten it, also where the variable WANDB_TAGS has it"
-        yield rule(0 < len(tag) <= MAX_TAG, f"{prefix}tags", tag, fault, remedy)
-
-
-def tags_of(node: Mapping[str, Any]) -> list[str]:
-    """Return the tags in a tracker's node: a list, or a text with commas, as in WANDB_TAGS."""
-    tags: list[str] | str = node.get("tags") or []
-    return tags.split(",") if isinstance(tags, str) else tags
-
-
-def shortened(text: str, max_length: int) -> str:
-    """Return `text`, or if it is too long its beginning and a hash that identifies it."""
-    if len(text) <= max_length:
-        return text
-    return f"{text[: max_length - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def start_message(
-    info: RunInfo, node: Mapping[str, Any], mode: str, timeout: float
-) -> dict[str, Any]:
-    """Return the message with which the mirror process starts a W&B run.
-
-    `node` has project, entity, group and tags of the tracker. Names that fedsim chooses are
-    shortened to what W&B accepts.
-    """
-    groups = ("dataset", "partition", "model")
-    choices = [shortened(info.choices[g], MAX_TAG) for g in groups if g in info.choices]
-    config = {**info.config, "choices": dict(info.choices), "folder": info.results.name}
-    return {
-        "mode": mode,
-        "timeout": timeout,
-        "project": node.get("project", "fedsim"),
-        "entity": node.get("entity"),
-        "group": shortened(node.get("group") or info.name, MAX_NAME),
-        "job_type": shortened(info.choices.get("selector", "custom"), MAX_TAG),
-        "name": shortened(info.label, MAX_NAME),
-        "tags": [*tags_of(node), *choices],
-        "config": json_ready(config),
-        "folder": os.fspath(info.folder.absolute()),
-    }
-
-
-AXES = {
-    "accuracy/over_bytes": "total/bytes",
-    "accuracy/over_samples": "total/samples",
-    "accuracy/over_simulated_time": "total/simulated_time",
-}
-"""Copies of the test accuracy, whose charts have another x axis than the round."""
-
-
-def log_message(metrics: RoundMetrics, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message with which the mirror process logs the record of a round.
-
-    It has a histogram of the selected clients in some rounds. `metrics` has the rounds before.
-    """
-    numbers = metrics.add(record)
-    numbers["round"] = record["round"]
-    if "test/accuracy" in numbers:
-        for name, axis in AXES.items():
-            if axis in numbers:
-                numbers[name] = numbers["test/accuracy"]
-    message: dict[str, Any] = {"log": numbers}
-    if metrics.has_histogram(record["round"]):
-        message["selections"] = [metrics.counts.tolist(), metrics.edges.tolist()]
-    return message

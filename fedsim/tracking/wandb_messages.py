@@ -1,4 +1,4 @@
-"""What fedsim sends to Weights & Biases (W&B): messages to the mirror process, and names in them.
+"""The messages to the process that communicates with Weights & Biases (W&B), and names in them.
 
 `fedsim.tracking.wandb_tracker` makes the messages of a run. `fedsim.tracking.wandb_mirror` makes
 them again from the files of a finished run, and passes them to W&B.
@@ -16,14 +16,17 @@ from fedsim.tracking.base import RunInfo
 from fedsim.tracking.metrics import RoundMetrics
 
 TARGET = "fedsim.tracking.wandb_tracker.WandbTracker"
+"""The class path by which a config names W&B's tracker."""
 
 
 def mirrors_in(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the nodes of this tracker in a run's config by name, disabled ones last."""
+    """Return the nodes of W&B's tracker in a run's config by name, disabled ones last."""
     enabled = {}
     disabled = {}
     nodes = config.get("tracker")
-    for name, node in nodes.items() if isinstance(nodes, Mapping) else ():
+    if not isinstance(nodes, Mapping):
+        return {}
+    for name, node in nodes.items():
         if isinstance(node, Mapping) and node.get("_target_") == TARGET:
             if node.get("mode") == "disabled":
                 disabled[name] = node
@@ -36,15 +39,15 @@ MAX_NAME = 128
 """Maximum length that W&B's server accepts in the name of a project, a group or a run."""
 MAX_TAG = 64
 """Maximum length of a tag or job type."""
-NAME = r"[^/\\#?%:]{1,128}"
-"""What W&B accepts as the name of a project."""
+NAME = rf"[^/\\#?%:]{{1,{MAX_NAME}}}"
+"""A regular expression of the names that W&B accepts for a project or an entity."""
 
 
 def name_problems(node: Mapping[str, Any], prefix: str = "") -> Iterator[Problem | None]:
-    """Yield the problems of names in a tracker's node that W&B would reject.
+    """Yield the problems of names that W&B would reject.
 
-    It would do so at the end of the run, and each time that the run is sent. The keys of the
-    problems begin with `prefix`.
+    `node` has the tracker's values of `project`, `entity` and `tags`. The keys of the problems
+    begin with `prefix`. W&B itself would reject the names only at the end of the run.
     """
     for key in ("project", "entity"):
         name = node.get(key)
@@ -76,11 +79,15 @@ def start_message(
 ) -> dict[str, Any]:
     """Return the message with which the mirror process starts a W&B run.
 
-    `node` has project, entity, group and tags of the tracker. Names that fedsim chooses are
+    `node` has the tracker's values of `project`, `entity`, `group` and `tags`. `mode` is the
+    tracker's, or `wandb_tracker.LATER`; `timeout` is in seconds. Names that fedsim chooses are
     shortened to what W&B accepts.
     """
     groups = ("dataset", "partition", "model")
-    choices = [shortened(info.choices[g], MAX_TAG) for g in groups if g in info.choices]
+    tags_of_choices = []
+    for group in groups:
+        if group in info.choices:
+            tags_of_choices.append(shortened(info.choices[group], MAX_TAG))
     config = {**info.config, "choices": dict(info.choices), "folder": info.results.name}
     return {
         "mode": mode,
@@ -90,7 +97,7 @@ def start_message(
         "group": shortened(node.get("group") or info.name, MAX_NAME),
         "job_type": shortened(info.choices.get("selector", "custom"), MAX_TAG),
         "name": shortened(info.label, MAX_NAME),
-        "tags": [*tags_of(node), *choices],
+        "tags": [*tags_of(node), *tags_of_choices],
         "config": json_ready(config),
         "folder": os.fspath(info.folder.absolute()),
     }
@@ -107,7 +114,7 @@ AXES = {
 def log_message(metrics: RoundMetrics, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message with which the mirror process logs the record of a round.
 
-    It has a histogram of the selected clients in some rounds. `metrics` has the rounds before.
+    It has a histogram of the selected clients in some rounds. `metrics` has the earlier rounds.
     """
     numbers = metrics.add(record)
     numbers["round"] = record["round"]

@@ -1,8 +1,8 @@
 """The tracker for Weights & Biases (W&B).
 
-A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay
-nor change a run. A run keeps its W&B id in its folder: what a later process sends of it goes to the
-same run of W&B.
+A separate process, the mirror process (`wandb_mirror`), communicates with W&B, so that W&B can
+neither stop nor delay nor change a run. A run keeps its W&B id in its folder, so that a process
+that resumes or sends it later continues the same run of W&B.
 """
 
 import json
@@ -32,26 +32,28 @@ from fedsim.tracking.wandb_messages import log_message, name_problems, start_mes
 MAX_SECONDS = 20.0
 """Maximum of `timeout`."""
 DEAD_SECONDS = 2.0
-"""A run that began online waits so long for a server that has not answered another run."""
+"""Maximum time that a run waits for a server that has not answered another run since it began."""
 RETRY_SECONDS = 3600.0
 """Time before a server that did not answer is tried again."""
 LATER = "later"
 """The mode of a run that is sent later: as `auto`, but never without a record."""
 
-# Beginnings of reports of the mirror process.
+# A report says in a line how the mirror process has ended. It is one of these, or an error of W&B.
+DONE = "done"
 NO_KEY = "no API key"
-NOT_ONLINE = "could not go online"
-NO_ANSWER = "no answer within"
+NOT_ONLINE = "could not go online"  # the beginning of the report
+NO_ANSWER = "no answer within"  # the beginning of the report
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 
 
 @dataclass
 class WandbServer:
-    """What the runs of this process know of W&B's server.
+    """The knowledge about W&B's server that all runs of this process share.
 
-    `failed` is when it last did not answer (`time.monotonic()`), minus infinity if it has answered
-    since. `announced` has the kinds of notices that were printed, each once a process.
+    `failed` is the time at which the server last did not answer (`time.monotonic()`), or minus
+    infinity if it has answered since. `announced` has the kinds of failures that were printed,
+    because each is printed once a process.
     """
 
     failed: float = -math.inf
@@ -59,6 +61,7 @@ class WandbServer:
 
     @property
     def is_dead(self) -> bool:
+        """True if the server has not answered lately, so that it is not tried again yet."""
         return time.monotonic() - self.failed < RETRY_SECONDS
 
 
@@ -70,8 +73,8 @@ class WandbTracker(Tracker):
 
     The group is the run's name, and job_type its selector. `mode: auto` is what W&B itself would do
     by its settings (environment, netrc, files), but offline without an API key. The run waits for
-    W&B only at its end, for at most `timeout` seconds; failures are then reported and counted.
-    After the server has not answered, later runs of the process are logged offline at once.
+    W&B only at its end, for at most `timeout` seconds. Failures are then reported and counted.
+    After the server has not answered, later runs of the process are logged offline from the start.
     """
 
     def __init__(
@@ -86,12 +89,9 @@ class WandbTracker(Tracker):
     ) -> None:
         is_disabled = mode == "auto" and os.environ.get("WANDB_MODE") == "disabled"
         self.mode: Mode = "disabled" if is_disabled else mode
-        self.project = project
-        self.entity = entity
-        self.group = group
-        self.tags = tags
         self.timeout = timeout
-        problems = [] if self.mode == "disabled" else list(name_problems(vars(self)))
+        self._labels = {"project": project, "entity": entity, "group": group, "tags": tags}
+        problems = [] if self.mode == "disabled" else list(name_problems(self._labels))
         fault = f"must be at most {MAX_SECONDS:g} seconds"
         problems.append(positive("timeout", timeout))
         problems.append(rule(timeout <= MAX_SECONDS, "timeout", timeout, fault))
@@ -103,9 +103,11 @@ class WandbTracker(Tracker):
             return
         self._folder = info.results
         self._metrics = RoundMetrics(info)
-        self._mode = "offline" if SERVER.is_dead else self.mode
+        mode = "offline" if SERVER.is_dead else self.mode
+        self._tries_server = mode != "offline"
         self._process = MirrorProcess()
-        self._process.send({"start": start_message(info, vars(self), self._mode, self.timeout)})
+        message = start_message(info, self._labels, mode, self.timeout)
+        self._process.send({"start": message})
 
     def log(self, record: Mapping[str, Any]) -> None:
         if self._process is not None:
@@ -115,25 +117,24 @@ class WandbTracker(Tracker):
         if self._process is None:
             return
         # 1. Wait for the process.
-        was_online = self._mode != "offline"
         seconds = self.timeout
-        if was_online and SERVER.is_dead:
+        if self._tries_server and SERVER.is_dead:
             seconds = min(seconds, DEAD_SECONDS)
         self._process.send({"finish": json_ready(summary)})
         report = self._process.finish(seconds)
         self._process = None
-        # 2. Note whether the server has answered.
-        if was_online and report == "done":
+        # 2. Remember whether the server has answered.
+        if self._tries_server and report == DONE:
             SERVER.failed = -math.inf
-        elif was_online and report.startswith((NOT_ONLINE, NO_ANSWER)):
+        elif self._tries_server and report.startswith((NOT_ONLINE, NO_ANSWER)):
             SERVER.failed = time.monotonic()
-        elif report == "done" and self.mode != "offline":
+        elif report == DONE and self.mode != "offline":
             report = "the server did not answer an earlier run, so this one is logged offline"
-        # 3. Tell the user about the first failure of its kind.
+        # 3. Print the first failure of its kind. The kind is the report without details.
         kind = report.partition(" (")[0]
-        if kind not in ("done", NO_KEY):
+        if kind not in (DONE, NO_KEY):
             self.num_degraded += 1
-        if kind == "done" or kind in SERVER.announced:
+        if kind == DONE or kind in SERVER.announced:
             return
         SERVER.announced.add(kind)
         if kind == NO_KEY:
@@ -146,6 +147,7 @@ class WandbTracker(Tracker):
             self.notice = f"W&B: {report}; nothing is lost: {remedy} sends it"
 
 
+# argv[1] only names the process, for those who look for it in the list of processes.
 START = f"""
 import os, sys
 del sys.argv[1]
@@ -158,15 +160,17 @@ main()
 COMMAND = (sys.executable, "-P", "-c", START, "fedsim.tracking.wandb_mirror")
 """The command of the process that communicates with W&B.
 
-It imports nothing from the working folder, in which a file may have a module's name (json.py). The
-last word names the process for those who look for it.
+It imports nothing from the working folder, in which a file may have a module's name (json.py).
 """
 NOT_INHERITED = ("WANDB_RUN_ID", "WANDB_RESUME")
-"""Variables that would merge all jobs of a sweep into one W&B run."""
+"""Environment variables that would merge all jobs of a sweep into one W&B run."""
 
 
 def start_process(*words: str, stdin: int, without: Sequence[str] = ()) -> "subprocess.Popen[str]":
-    """Start the process that communicates with W&B, without the variables `without`."""
+    """Start the mirror process with the arguments `words` (`wandb_mirror.main`).
+
+    The process does not get the environment variables `without`.
+    """
     environment = dict(os.environ)
     for name in (*NOT_INHERITED, *without):
         environment.pop(name, None)
@@ -184,7 +188,7 @@ def start_process(*words: str, stdin: int, without: Sequence[str] = ()) -> "subp
 
 
 class MirrorProcess:
-    """The process of a run. A thread sends it messages, so that only `finish` waits for it."""
+    """The mirror process of a run. A thread writes messages to it, so that only `finish` waits."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.mkdtemp(prefix="fedsim-wandb-")
@@ -193,14 +197,12 @@ class MirrorProcess:
         threading.Thread(target=self._write, daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message soon."""
+        """Send a message, without waiting until the process has read it."""
         self._queue.put(message)
 
     def finish(self, seconds: float) -> str:
-        """Wait at most `seconds` for the process to end, and kill it if it has not.
-
-        Returns its report: `done` or a description of the failure.
-        """
+        """Wait at most `seconds` for the process to end, kill it if it has not, and return its
+        report."""
         self._queue.put(None)
         assert self.child.stdout is not None
         try:
@@ -214,6 +216,7 @@ class MirrorProcess:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _write(self) -> None:
+        """Write the messages of the queue to the process, up to the end mark None."""
         assert self.child.stdin is not None
         with suppress(OSError, ValueError), self.child.stdin as pipe:
             while True:

@@ -31,8 +31,13 @@ from fedsim.tracking.wandb_messages import (
     name_problems,
     start_message,
 )
-from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, NO_KEY, NOT_ONLINE
+from fedsim.tracking.wandb_tracker import DONE, LATER, MAX_SECONDS, NO_KEY, NOT_ONLINE
 
+STDIN = 0
+STDOUT = 1
+"""File descriptors of standard input and output."""
+INIT_SHARE = 0.6
+"""The share of the tracker's timeout that `wandb.init` may take."""
 SUMMARY_KEYS = (
     "status",
     "final_accuracy",
@@ -43,6 +48,7 @@ SUMMARY_KEYS = (
     "totals",
     *LAST_FIELDS,
 )
+"""Keys of summary.json that W&B's summary of the run has."""
 QUIET = {
     "console": "off",
     "silent": True,
@@ -57,37 +63,44 @@ QUIET = {
 
 
 def main() -> None:
-    """Mirror standard input (`--pipe <temporary folder>`) or the folder in argv.
+    """Mirror a run to W&B, and print the report (`wandb_tracker.DONE` or the failure).
 
-    Prints `done` or the failure.
+    With the arguments `--pipe <temporary folder>`, it mirrors the messages on standard input, one
+    JSON object a line, while the run goes on. With `<folder of a run> <JSON object>`, it mirrors a
+    finished run (`replay`).
     """
     is_piped = sys.argv[1] == "--pipe"
     temporary = sys.argv[2] if is_piped else tempfile.mkdtemp(prefix="fedsim-wandb-")
-    # 1. What W&B and its service write goes nowhere, and its temporary files are deleted.
-    output = os.fdopen(os.dup(1), "w")
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 1)
+    # 1. Only the report goes to standard output: W&B and its service get the null device instead.
+    #    Their temporary files go to a folder that is deleted.
+    output = os.fdopen(os.dup(STDOUT), "w")
+    null_device = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null_device, STDOUT)
     os.environ["TMPDIR"] = temporary
     tempfile.tempdir = temporary
     # 2. Send the messages.
     try:
         if is_piped:
             _exit_after_parent(MAX_SECONDS)
-            report = mirror(map(json.loads, sys.stdin))
+            messages: Iterable[dict[str, Any]] = map(json.loads, sys.stdin)
         else:
-            os.dup2(nowhere, 0)  # W&B would ask a terminal for a key
-            report = mirror(replay(Path(sys.argv[1]), json.loads(sys.argv[2])))
+            os.dup2(null_device, STDIN)  # W&B would ask a terminal for a key
+            messages = replay(Path(sys.argv[1]), json.loads(sys.argv[2]))
+        report = mirror(messages)
     except Exception as error:  # W&B raises many kinds of errors
         report = one_line(error)
     # 3. Report. The run's process may have ended, and W&B's own exit handlers may hang.
     with suppress(OSError):
         print(report, file=output, flush=True)
     shutil.rmtree(temporary, ignore_errors=True)
-    os._exit(0 if report == "done" else 1)
+    os._exit(0 if report == DONE else 1)
 
 
 def _exit_after_parent(seconds: float) -> None:
-    """Exit `seconds` after the parent process has ended, which can then no longer end this one."""
+    """Exit this process `seconds` after its parent has ended.
+
+    The parent kills this process if it hangs. A parent that has ended cannot do so any more.
+    """
     parent = os.getppid()
 
     def watch() -> None:
@@ -103,10 +116,10 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
     """Start a W&B run, log to it and finish it, as `messages` say.
 
     Without a message `finish` the run is marked as crashed. W&B ignores rounds (steps) that an
-    earlier process has sent. Returns `done`, or why the run is only offline.
+    earlier process has sent. Returns the report: `DONE`, or why the run is only offline.
     """
     run: Any = None
-    report = "done"
+    report = DONE
     for message in messages:
         if "start" in message:
             run, report = begin_run(message["start"])
@@ -135,8 +148,8 @@ def _histogram(counts: list[int], edges: list[float]) -> Any:
 def replay(folder: Path, changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the messages that the tracker of a finished run would have sent, from its files.
 
-    `changed` replaces values of the tracker's node. Raises `ConfigError` for names that W&B does
-    not accept.
+    `changed` replaces values of the tracker's node in the run's config. Raises `ConfigError` for
+    names that W&B does not accept.
     """
     config = read_config(folder)
     summary = read_summary(folder) or {"status": "unfinished"}
@@ -151,9 +164,9 @@ def replay(folder: Path, changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         num_rounds=num_rounds,
         swept=summary.get("swept", ""),
     )
-    node: dict[str, Any] = {}
-    for mirror_node in list(mirrors_in(config).values())[:1]:
-        node.update(mirror_node)
+    recorded_nodes = list(mirrors_in(config).values())
+    recorded_node = recorded_nodes[0] if recorded_nodes else {}
+    node = dict(recorded_node)
     node.update(changed)
     check(*name_problems(node, "tracker.wandb."))
     yield {"start": start_message(info, node, LATER, MAX_SECONDS)}
@@ -166,37 +179,51 @@ def replay(folder: Path, changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]
 def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
     """Start the W&B run of a run's folder, offline if it cannot be online.
 
-    In the modes `auto` and `LATER`, W&B decides by its own settings. Returns the run, and `done` or
-    the reason why it is offline.
+    `start` is the message of `start_message`. In the modes `auto` and `LATER`, W&B decides by its
+    own settings. Returns the W&B run and the report: `DONE`, or why the run is offline.
     """
     folder = Path(start["folder"])
     remove_folder(folder / WANDB)
     saved_id = _read_id(folder / WANDB_ID)
     mode = start["mode"]
     by_settings = mode in ("auto", LATER)
-    report = "done"
+    report = DONE
     try:
-        run = _begin(start, None if by_settings else mode, saved_id)
+        run = _begin_with_id(start, None if by_settings else mode, saved_id)
     except Exception as error:
         if mode == "offline":
             raise
-        if by_settings and type(error).__name__ == "UsageError" and "configured" in str(error):
+        if by_settings and _is_without_key(error):
             report = NO_KEY
         else:
             report = f"{NOT_ONLINE} ({one_line(error)}), so it is logged offline"
         if saved_id is None:
-            run = _begin(start, "offline", None)
+            run = _begin_with_id(start, "offline", None)
         else:
-            # W&B does not accept the id that has just failed. It is kept for when the run is sent.
-            run = _init(start, "offline", secrets.token_hex(6))
+            # W&B does not accept `saved_id` a second time in this process. The folder keeps it, so
+            # that `fedsim sync` can use it.
+            run = _init_wandb(start, "offline", _new_id())
     if mode == LATER and run.disabled:
-        run = _begin(start, "offline", saved_id)
+        run = _begin_with_id(start, "offline", saved_id)
         report = "W&B's settings say disabled; `wandb enabled` changes that"
     run.define_metric("round")
     run.define_metric("*", step_metric="round")
     for name, axis in AXES.items():
         run.define_metric(name, step_metric=axis)
     return run, report
+
+
+def _is_without_key(error: Exception) -> bool:
+    """Return whether W&B raised `error` because it has no API key.
+
+    W&B has no error class for this, so the error is known by its message.
+    """
+    return type(error).__name__ == "UsageError" and "configured" in str(error)
+
+
+def _new_id() -> str:
+    """Return a random W&B id: 12 hexadecimal digits."""
+    return secrets.token_hex(6)
 
 
 def _read_id(file: Path) -> str | None:
@@ -207,30 +234,32 @@ def _read_id(file: Path) -> str | None:
     return None
 
 
-def _begin(start: dict[str, Any], mode: str | None, saved_id: str | None) -> Any:
-    """Return the W&B run with the saved id, or one with a new id.
+def _begin_with_id(start: dict[str, Any], mode: str | None, saved_id: str | None) -> Any:
+    """Return the W&B run with the saved id, which is resumed, or one with a new id.
 
-    The id is new if none is saved, or if the run with this id was deleted.
+    The id is new if none is saved, or if the run with this id was deleted at W&B. A new id is saved
+    in the run's folder.
     """
     import wandb
 
     if saved_id is not None:
         try:
-            return _init(start, mode, saved_id, resume="allow")
+            return _init_wandb(start, mode, saved_id, resume="allow")
         except wandb.errors.CommError as error:
             if "previously created and deleted" not in str(error):
                 raise
-    new_id = secrets.token_hex(6)
+    new_id = _new_id()
     with suppress(OSError):  # on a full disk the run is sent all the same
         write_atomically(Path(start["folder"]) / WANDB_ID, f"{new_id}\n".encode())
-    return _init(start, mode, new_id)
+    return _init_wandb(start, mode, new_id)
 
 
-def _init(start: dict[str, Any], mode: Any, wandb_id: str, resume: Any = None) -> Any:
+def _init_wandb(start: dict[str, Any], mode: Any, wandb_id: str, resume: Any = None) -> Any:
+    """Return the run of `wandb.init` with the values of the message `start`."""
     import wandb
 
-    known = wandb.Settings.model_fields
-    quiet: dict[str, Any] = {key: value for key, value in QUIET.items() if key in known}
+    known_settings = wandb.Settings.model_fields  # versions of W&B differ in them
+    quiet: dict[str, Any] = {key: value for key, value in QUIET.items() if key in known_settings}
     return wandb.init(
         project=start["project"],
         entity=start["entity"],
@@ -244,7 +273,7 @@ def _init(start: dict[str, Any], mode: Any, wandb_id: str, resume: Any = None) -
         id=wandb_id,
         resume=resume,
         reinit="create_new",
-        settings=wandb.Settings(init_timeout=0.6 * start["timeout"], **quiet),
+        settings=wandb.Settings(init_timeout=INIT_SHARE * start["timeout"], **quiet),
     )
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from fedsim.results.archive import write_archive
 from fedsim.results.files import MODEL, HeldError, owned
 from fedsim.results.reading import read_metrics, read_summary
 from fedsim.results.runs import read_runs
+from fedsim.running.outcome import Outcome
 from fedsim.selectors.random import Random
 from fedsim.tracking.tables import show_share
 from tests.report_toys import write_run
@@ -316,6 +318,28 @@ def test_data_at_a_path_have_the_name_of_their_folder(tmp_path: Path) -> None:
     choices = {"selector": "random", "dataset": "parquet"}
     write_run(tmp_path, [0.1], [[0]], choices=choices, dataset={"path": "/data/chest_xray"})
     assert load_runs(tmp_path)["dataset"].tolist() == ["chest_xray"]
+
+
+def test_an_error_of_the_callback_in_a_run_that_was_held_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another process runs the experiment at first."""
+    attempted: list[Plan] = []
+
+    def execute(plan: Plan, lane: Any, watch: Any) -> Outcome:
+        attempted.append(plan)
+        if len(attempted) == 1:
+            raise HeldError(plan.folder)
+        watch.round_ended(SimpleNamespace(round=1, test_accuracy=None))
+        return Outcome("interrupted", {})
+
+    def fail(plan: Plan, record: Record) -> None:
+        raise KeyError("mine")
+
+    monkeypatch.setattr("fedsim.running.experiment.execute", execute)
+    with pytest.raises(KeyError, match="mine"):
+        run_sweep(WORDS, on_round=fail)
+    assert len(attempted) == 2
 
 
 def test_a_report_draws_its_methods_as_the_figures_of_reports_do(tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ def run_sweep(
             Lanes(max_lanes=lanes).run(attempts, plans)
         callback.raise_error()
         attempts.run_held(attempts.run_in_turn)
+        callback.raise_error()
     results = []
     for plan, place in prepared:
         outcome = attempts.ended.get(plan.folder) or outcome_on_file(plan)

@@ -1,9 +1,9 @@
-"""Experiments from Python: composed from overrides as on the command line, checked, and run in this
-process.
+"""Experiments from Python.
 
-fedsim installs no signal handler, changes no thread setting and never exits here: errors are
-exceptions (`fedsim.core.errors`). Ctrl-C, or a notebook's interrupt, stops a run as on the command
-line, and the same call resumes it.
+They are composed from overrides as on the command line, checked, and run in this process. fedsim
+installs no signal handler, changes no thread setting and never exits here: errors are exceptions
+(`fedsim.core.errors`). Ctrl-C, or a notebook's interrupt, stops a run as on the command line, and
+the same call resumes it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,28 +32,37 @@ from fedsim.tracking.tables import print_line
 Words = Sequence[str]
 """Overrides as on the command line: `["selector=oort", "num_rounds=20"]`."""
 OnRound = Callable[[Record], bool | None]
-"""A callback that gets the record of each round. It ends the run there if it returns True or raises
-`StopRun`."""
+"""A callback of a run, which gets the record of each round.
+
+If it returns True or raises `StopRun`, the run ends after this round.
+"""
 OnRoundOf = Callable[[Plan, Record], bool | None]
-"""The same for a sweep, with the experiment of the round. It ends that run alone."""
+"""A callback of a sweep, which gets the plan and the record of each round of each run.
+
+If it returns True or raises `StopRun`, the run of this plan ends after this round. The other runs
+continue.
+"""
 
 
 class StopRun(Exception):  # noqa: N818  (a request, as StopIteration is)
-    """A callback raises this to end its run after the round. A checkpoint is kept, from which the
-    same call resumes."""
+    """A request of a callback to end its run after the round.
+
+    A checkpoint is kept, from which the same call resumes.
+    """
 
 
 def compose(
     overrides: Words = (), *, config_dir: str | Path | None = None, **parts: Part
 ) -> list[Plan]:
-    """Return the experiments that `overrides` describe, checked. A sweep (`seed=0,1,2`, a preset)
-    has several.
+    """Return the checked plans of the experiments that `overrides` describe.
+
+    A sweep (`seed=0,1,2`, a preset) has several.
 
     `config_dir` is a folder of your own YAML files (`--config-dir`). `parts` are classes, or
     `functools.partial`s of classes with their values, that replace the choices of groups, as in
-    `selector=partial(Median, quantile=0.5)`. If a preset sweeps over that group, experiments that
-    become the same are one. Nothing is loaded or run. Raises `ConfigError` with all problems of all
-    experiments.
+    `selector=partial(Median, quantile=0.5)`. If a preset sweeps over that group, several
+    experiments become the same one, which is returned once. Nothing is loaded or run. Raises
+    `ConfigError` with all problems of all experiments.
 
     >>> [plan.settings.seed for plan in compose(["selector=oort", "seed=0,1"])]
     [0, 1]
@@ -81,7 +90,10 @@ def run_experiment(
     config_dir: str | Path | None = None,
     **parts: Part,
 ) -> RunResult:
-    """Run one experiment: a plan of `compose`, or the one that overrides (and `parts`) describe.
+    """Run one experiment, and return its result.
+
+    `experiment` is a plan that `compose` has returned, or overrides. With overrides, `config_dir`
+    and `parts` have the same meaning as in `compose`.
 
     The result is that of the same command, in the same folder, `outputs/...`: a finished run is
     skipped (`overwrite=true` runs it again), and an unfinished one is resumed. `on_round` is called
@@ -102,11 +114,16 @@ def run_experiment(
     if len(plans) > 1:
         text = f"describes {len(plans)} experiments"
         raise ConfigError([Problem("overrides", ..., text, "run_sweep runs several")])
-    ((plan, place),) = _prepared(plans, keep)
-    callback = _Callback(None if on_round is None else lambda _, record: on_round(record), plan)
-    outcome = execute(plan, watch=callback)
+    ((plan, temporary),) = _with_folders(plans, keep)
+    _make_ready([plan])
+
+    def call_user(_: Plan, record: Record) -> bool | None:
+        return None if on_round is None else on_round(record)
+
+    callback = _Callback(call_user)
+    outcome = execute(plan, watch=_CallbackWatch(plan, callback))
     callback.raise_error()
-    result = RunResult(plan, outcome.status, outcome.summary, outcome.skipped, place)
+    result = RunResult(plan, outcome.status, outcome.summary, outcome.skipped, temporary)
     if outcome.status == "failed":
         raise RunFailedError(result) from outcome.cause
     return result
@@ -121,12 +138,12 @@ def run_sweep(
     config_dir: str | Path | None = None,
     **parts: Part,
 ) -> SweepResult:
-    """Run several experiments, as `run_experiment` runs one: plans of `compose`, or those that
-    overrides describe (`seed=0,1,2`).
+    """Run several experiments as `run_experiment` runs one, and return their results.
 
-    `lanes` is the number of runs that are trained together in common batches (None: one after
-    another). A run that fails, or whose data are missing, does not stop the others; its status says
-    so. Experiments that mean the same run are one. `on_round` also gets the experiment.
+    `experiments` are plans that `compose` has returned, or overrides (`seed=0,1,2`). `lanes` is the
+    number of runs that are trained together in common batches (None: one after another). A run that
+    fails, or whose data are missing, does not stop the others; its status says so. Experiments with
+    the same folder are one run. An error that `on_round` raises ends all runs, and is raised.
 
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.runs[["selector", "seed", "final_accuracy"]]
@@ -136,19 +153,21 @@ def run_sweep(
         raise ConfigError([Problem("experiments", [], "has no experiment", remedy)])
     text, remedy = "must be an integer >= 1, or None", "it is the number of runs trained together"
     check(rule(lanes is None or (type(lanes) is int and lanes >= 1), "lanes", lanes, text, remedy))
+    # 1. Compose the plans, and choose their folders.
     plans_by_folder = {plan.folder: plan for plan in _composed(experiments, config_dir, parts)}
-    prepared = _prepared(list(plans_by_folder.values()), keep)
-    overwriting = Overwriting([plan for plan, _ in prepared])
-    plans = [overwriting.without_replaced(plan) for plan, _ in prepared]
-    callback = _Callback(on_round)
+    placed = _with_folders(list(plans_by_folder.values()), keep)
+    _make_ready([plan for plan, _ in placed])
+    # 2. Leave out of an overwriting what a stopped call has replaced, and prepare the display.
+    overwriting = Overwriting([plan for plan, _ in placed])
+    plans = [overwriting.without_replaced(plan) for plan, _ in placed]
     progress = Progress(plans)
-    words = []
-    for plan in plans:
-        choices = [f"{group}={choice}" for group, choice in plan.choices.items()]
-        words.append([*choices, f"seed={plan.settings.seed}"])
-    screen = Narration(plans, words, (), progress) if any(map(has_console, plans)) else None
-    if screen is not None and overwriting.notice:
-        print_line(overwriting.notice)
+    screen = None
+    if any(map(has_console, plans)):
+        screen = Narration(plans, _display_overrides(plans), (), progress)
+        if overwriting.notice:
+            print_line(overwriting.notice)
+    # 3. Run the plans. An error of the callback ends the sweep when no run is in progress.
+    callback = _Callback(on_round)
     attempts = Attempts(progress, screen, callback, overwriting)
     with overwriting.noted():
         if lanes is None:
@@ -157,20 +176,22 @@ def run_sweep(
                 callback.raise_error()
         else:
             Lanes(max_lanes=lanes).run(attempts, plans)
-        callback.raise_error()
+            callback.raise_error()
+        # Runs that other processes held come last, when these have ended.
         attempts.run_held(attempts.run_in_turn)
         callback.raise_error()
+    # 4. Return the results.
     results = []
-    for plan, place in prepared:
+    for plan, temporary in placed:
         outcome = attempts.ended.get(plan.folder) or outcome_on_file(plan)
-        results.append(RunResult(plan, outcome.status, outcome.summary, outcome.skipped, place))
+        results.append(RunResult(plan, outcome.status, outcome.summary, outcome.skipped, temporary))
     return SweepResult(results)
 
 
 def _composed(
     experiments: Sequence[Plan] | Words, config_dir: str | Path | None, parts: Mapping[str, Part]
 ) -> list[Plan]:
-    """Return plans as they are, or the plans that overrides describe."""
+    """Return `experiments` if they are plans, otherwise the plans that these overrides describe."""
     plans = [plan for plan in experiments if isinstance(plan, Plan)]
     if not plans:
         return compose(cast(Words, experiments), config_dir=config_dir, **parts)
@@ -185,16 +206,25 @@ def _composed(
     return plans
 
 
-class _Callback(Watch):
-    """A user's callback, whose answers and exceptions become reasons to end a run. `plan` is that
-    of a single run."""
+def _display_overrides(plans: Sequence[Plan]) -> list[list[str]]:
+    """Return overrides for each plan by which the display names it: its choices and seed."""
+    overrides = []
+    for plan in plans:
+        words = [f"{group}={choice}" for group, choice in plan.choices.items()]
+        words.append(f"seed={plan.settings.seed}")
+        overrides.append(words)
+    return overrides
 
-    def __init__(self, function: OnRoundOf | None, plan: Plan | None = None) -> None:
-        self._function, self._plan = function, plan
+
+class _Callback:
+    """A user's callback, whose answers and exceptions become reasons to end a run."""
+
+    def __init__(self, function: OnRoundOf | None) -> None:
+        self._function = function
         self._error: Exception | None = None
 
     def __call__(self, plan: Plan, record: Record) -> str | None:
-        """Return why the run ends; None if it does not."""
+        """Call the callback after a round. Returns why the run ends, or None if it does not."""
         if self._error is not None:  # raised in another lane
             return "ended with another run"
         try:
@@ -206,24 +236,30 @@ class _Callback(Watch):
             return f"ended by on_round ({type(error).__name__}: {error})"
         return "ended by on_round" if stop else None
 
-    def round_ended(self, record: Record) -> str | None:
-        """Return why the single run ends; None if it does not."""
-        assert self._plan is not None
-        return self(self._plan, record)
-
     def raise_error(self) -> None:
         """Raise the exception of the callback, if there was one."""
         if self._error is not None:
             raise self._error
 
 
-def _prepared(
+class _CallbackWatch(Watch):
+    """A watch that calls the callback after each round of the single run of `plan`."""
+
+    def __init__(self, plan: Plan, callback: _Callback) -> None:
+        self._plan = plan
+        self._callback = callback
+
+    def round_ended(self, record: Record) -> str | None:
+        return self._callback(self._plan, record)
+
+
+def _with_folders(
     plans: Sequence[Plan], keep: bool | None
 ) -> list[tuple[Plan, TemporaryFolder | None]]:
-    """Return each plan with the folder in which it will run, and its temporary folder if there is
-    one.
+    """Return each plan with the folder in which it will run, as `keep` says (`run_experiment`).
 
-    Plans that overwrite read their data again. Raises what prevents them from being run.
+    The second of a pair is the temporary folder that contains it, None if its files are kept.
+    Raises `ConfigError` if files that must be temporary are to be kept.
     """
     lasting = [is_lasting(plan) for plan in plans]
     if keep and not all(lasting):
@@ -233,16 +269,24 @@ def _prepared(
         )
         remedy = "move the class to a module, or leave keep out"
         raise ConfigError([Problem("keep", True, text, remedy)])
-    prepared: list[tuple[Plan, TemporaryFolder | None]] = []
+    placed: list[tuple[Plan, TemporaryFolder | None]] = []
     temporary: TemporaryFolder | None = None
     for plan, can_last in zip(plans, lasting, strict=True):
         if can_last and keep is not False:
-            prepared.append((plan, None))
+            placed.append((plan, None))
             continue
         temporary = temporary or TemporaryFolder()
         folder = temporary.path / plan.folder.name
-        prepared.append((replace(plan, folder=folder), temporary))
-    require_room(plan for plan, _ in prepared)
+        placed.append((replace(plan, folder=folder), temporary))
+    return placed
+
+
+def _make_ready(plans: Sequence[Plan]) -> None:
+    """Check that `plans` can write their folders and read their data (`require_room`).
+
+    If one of them overwrites, forget the data in memory, so that they are read again. Raises
+    `ConfigError`.
+    """
+    require_room(plans)
     if any(plan.settings.overwrite for plan in plans):
         forget()
-    return prepared

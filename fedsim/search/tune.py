@@ -112,8 +112,8 @@ def declared_space(selector: str) -> "list[Override]":
     path = known_choices().read("selector", selector).path
     words = head_of(read_text(path))[1].get("tune", "").split()
     line = f"{path.name}: tune"
-    fault = f"at most {MAX_PARAMETERS} parameters are tuned"
-    check(rule(len(words) <= MAX_PARAMETERS, line, " ".join(words), fault))
+    bound = f"at most {MAX_PARAMETERS} parameters are tuned"
+    check(rule(len(words) <= MAX_PARAMETERS, line, " ".join(words), bound))
     problems = []
     for word in words:
         word_fault = _fault_in(word)

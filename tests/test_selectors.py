@@ -2,6 +2,7 @@
 test_selector_contract.py."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -283,10 +284,10 @@ def test_a_pairs_step_is_against_its_mean_gradient_and_step_times_lr_long() -> N
 
     selector = PairStudy(toy_population([1] * 3, 1), powers=[2], step=0.5)
     selection_of(selector)
-    assert selector._before is not None
-    before, lr, *rest = selector._before
-    assert lr == 1.0
-    selector._before = (before, 0.1, *rest)
+    before = selector._before_training
+    assert before is not None
+    assert before.lr == 1.0
+    selector._before_training = replace(before, lr=0.1)
     selector.observe(1, toy_cohort([0], [1], [[0, 0]]), Server())  # type: ignore[arg-type]
     means = np.array([[1.5, -1 / 14], [2, -2 / 7], [2.5, -5 / 14]])
     assert np.array(tried) == pytest.approx(-0.05 * means, rel=1e-5)

@@ -1,6 +1,8 @@
 """The signals that a selector declares in `needs`, read in the source of its class.
 
-Lists and reports do not import the module of the class: an import runs code and takes time.
+Lists and reports do not import the module of the class: an import runs code and takes time. Only
+assignments to `needs` are read. So a class must assign the whole set at once, and not add to it in
+an `if`.
 """
 
 import ast

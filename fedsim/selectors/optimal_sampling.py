@@ -53,9 +53,9 @@ class OptimalSampling(Selector):
     iterations: Count  # maximum number of exchanges of `aggregated`
 
     def __post_init__(self) -> None:
-        self.needs = frozenset({Signal.TRAINING})
-        if self.probabilities == "exact":  # needs each client's length, and not only sums of them
-            self.needs |= {Signal.UPDATES}
+        sums = frozenset({Signal.TRAINING})
+        # `exact` needs each client's length, and not only sums of them.
+        self.needs = sums if self.probabilities == "aggregated" else sums | {Signal.UPDATES}
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available

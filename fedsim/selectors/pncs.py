@@ -125,9 +125,8 @@ class PNCS(Selector):
 
     def __post_init__(self) -> None:
         self.adaptive = self.on_shortage == "shrink"
-        self.needs = frozenset({Signal.GRADIENTS})
-        if self.grad == "local_update":
-            self.needs = frozenset({Signal.TRAINING, Signal.UPDATES})
+        of_update = frozenset({Signal.TRAINING, Signal.UPDATES})
+        self.needs = of_update if self.grad == "local_update" else frozenset({Signal.GRADIENTS})
         # The clients in the queue: a list for each round, the oldest round first. In a queue of
         # rounds a list may be empty, in a queue of clients none is.
         self.queue: list[list[int]] = []

@@ -258,7 +258,7 @@ def test_several_values_that_tell_groups_apart_have_a_column_each(tmp_path: Path
     table = by_group("results", frame_of(tmp_path))
     names = [[row["run"], row["lr"], row["queue_length"]] for row in rows_of(table)]
     assert names == [
-        ["random", "-", "-"],
+        ["random", "0.1", "-"],
         ["pncs", "0.1", "0"],
         ["pncs", "0.1", "2"],
         ["pncs", "0.5", "0"],

@@ -67,7 +67,7 @@ class Narration:
         self._ended_before: set[Path] = set()  # folders of jobs that had ended at the start
 
     def begin(self, cost: str = "") -> None:
-        """Print what the command is about to do.
+        """Print what the command is about to do, and remember which jobs have ended before.
 
         `cost` is what the jobs take. It is printed before a sweep that has work left.
         """
@@ -111,7 +111,11 @@ class Narration:
             print_line(f"loading the data set {plan.choices.get('dataset', '')}".rstrip())
 
     def job_ended(self, plan: Plan, outcome: Outcome) -> None:
-        """Print how a job ended, unless its trackers do."""
+        """Print how a job ended, unless it is a single job with a tracker on the terminal.
+
+        A job that was skipped has ended in this sweep, because two jobs are the same run, or in
+        another process, or before: jobs that had ended before a sweep are counted at its beginning.
+        """
         if outcome.skipped:
             if not self._is_sweep or plan.folder not in self._ended_before:
                 remedy = "" if plan.config.get("overwrite") else " (overwrite=true runs it again)"
@@ -182,7 +186,7 @@ class Narration:
 
     @property
     def folder(self) -> Path:
-        """The closest folder that contains all results: with one job, the parent of its own."""
+        """The closest folder that contains all results; the parent of a single job's folder."""
         parents = {plan.folder.parent for plan in self.plans}
         common = os.path.commonpath(map(os.path.abspath, parents))
         is_absolute = any(map(Path.is_absolute, parents))
@@ -247,7 +251,7 @@ def _results(outcome: Outcome) -> list[str]:
 
 
 def _print_new_trackers(ended_plans: Sequence[Plan]) -> None:
-    """Print which trackers get nothing of runs, because these have ended without them."""
+    """Print which trackers of the command are new for runs that have ended: they get nothing."""
     num_runs: Counter[str] = Counter()
     for plan in ended_plans:
         num_runs.update(_new_trackers(plan))

@@ -240,7 +240,7 @@ class GPFL(Selector):
                 self._keep(self.selected, self._project(self._reported))
             else:
                 self._keep(cohort.ids, self._project_updates(cohort))
-        # The direction of the next round
+        # The direction of the next round. (`same_round` replaces it before it is used.)
         if self.global_direction == "server_momentum" and self.direction:
             step = {n: self.server_momentum * g + step[n] for n, g in self.direction.items()}
         self.direction = usable(step)
@@ -301,7 +301,7 @@ class GPFL(Selector):
         if self.init == "cover" and round <= self.cover_rounds and len(new):
             return cover(new, self.population.num_clients, self.cover_rounds, rng)
         scores = self.projections if self.rank_by == "gp" else self.gpcb(round)
-        scores = np.where(self.pulls == 0, np.inf, scores)
+        scores = np.where(self.pulls == 0, np.inf, scores)  # never selected, whatever `init` is
         return self.select_highest(scores[available], clients, rng)
 
     def gpcb(self, t: int) -> Floats:

@@ -331,7 +331,7 @@ def report(
         raise OutputError(unwritable("--to", shown_folder, error)) from error
     console.print(f"report in {shown_folder}", soft_wrap=True, markup=False)
     now = _times_of_files(folder)
-    if kept := [path.name for path, time in earlier.items() if now[path] == time]:
+    if kept := [path.name for path, time in earlier.items() if now.get(path) == time]:
         _print_note(
             f"{shown_folder} also has files of an earlier report, perhaps of other runs: "
             f"{listed(kept)}; delete the folder, and report again, to be rid of them"

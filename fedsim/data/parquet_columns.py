@@ -35,7 +35,7 @@ the largest one, so that a wrong column would take all memory."""
 
 @dataclass(frozen=True)
 class FileContent:
-    """What was read from a file of n rows.
+    """The content of a file of n rows.
 
     - `samples`: the encoded images or texts [n].
     - `rows`: a table of the labels and, if there are any, of the owners.

@@ -74,7 +74,7 @@ def require_unique_rows(files: Sequence[Path], split: str) -> None:
 
 
 class _Version(NamedTuple):
-    """What files of the same data must have in common, so that no row is in two of them."""
+    """The version of a file. Files of the same data must agree in it, or rows are read twice."""
 
     is_copy: bool
     num_shards: str | None

@@ -1,4 +1,4 @@
-"""What a run must not ask for if it runs on nodes of Flower, and what the nodes must answer."""
+"""The requirements of a run on nodes of Flower: its config must suit it, and nodes must answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from fedsim.rounds.availability import Availability
 from fedsim.selectors.base import Selector
 
 Facts = Mapping[str, Any]
-"""What the node of a client says about itself (`fedsim.flower.client`)."""
+"""The facts that the node of a client tells about itself (`fedsim.flower.client`)."""
 
 
 def selector_of(plan: Plan) -> Selector:

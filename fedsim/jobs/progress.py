@@ -1,4 +1,4 @@
-"""How far the jobs of a command are, and how long the rest will take."""
+"""The progress of a command's jobs, and an estimate of the time that is left."""
 
 import time
 from collections import deque

@@ -73,7 +73,7 @@ class Evidence:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there are enough seeds for a verdict. Other evidence is not corrected."""
+        """True if there are enough seeds for a verdict. Other evidence is not corrected."""
         return self.num >= MIN_SEEDS
 
     @property

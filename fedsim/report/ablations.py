@@ -10,7 +10,7 @@ import pandas as pd
 from fedsim.core.configs import short_names
 from fedsim.report.sections import Material, Section
 from fedsim.report.table import Bold, Table, make_frame, show_result
-from fedsim.results.ablations import Point, axis, file_name, find_ablations
+from fedsim.results.ablations import Point, axis, file_name
 from fedsim.results.frames import by, selector_of
 from fedsim.results.statistics import MIN_SEEDS
 
@@ -24,10 +24,7 @@ NOTE = (
 
 def section(material: Material) -> Section:
     """Return a table for each ablation."""
-    rename = material.presentation.rename
-    ablations = []
-    for points in find_ablations(material.frame):
-        ablations.append([point._replace(method=rename(point.method)) for point in points])
+    ablations = material.ablations
     spread = material.presentation.spread
     tables = [ablation_table(points, spread) for points in ablations]
     plots = partial(_plots, ablations, material.frame)

@@ -38,7 +38,7 @@ from fedsim.results.runs import Run
 
 OPENING = ("paper", "settings", "advice")
 """Tables at the head of the page."""
-PRINTED = ("results", "budgets", "targets")
+PRINTED = ("methods", "results", "budgets", "targets")
 """Tables that follow the opening, above the curves, if they are printed. Others are folded."""
 COSTS = ("costs", "times")
 """Tables below the curves, which are not folded."""

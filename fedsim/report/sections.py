@@ -19,6 +19,7 @@ from fedsim.report.contrasts import runs_to_show
 from fedsim.report.looks import Look
 from fedsim.report.presentation import Presentation
 from fedsim.report.table import Table
+from fedsim.results.ablations import Point, find_ablations
 from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import Run
 
@@ -46,6 +47,15 @@ class Material:
     def comparison(self) -> Comparison | None:
         """The comparison of methods over settings, if there is one."""
         return compare(self.frame)
+
+    @cached_property
+    def ablations(self) -> list[list[Point]]:
+        """The points of each ablation, with methods as they are named in this report."""
+        rename = self.presentation.rename
+        ablations = []
+        for points in find_ablations(self.frame):
+            ablations.append([point._replace(method=rename(point.method)) for point in points])
+        return ablations
 
     @cached_property
     def shown(self) -> pd.DataFrame:

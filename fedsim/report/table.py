@@ -22,8 +22,14 @@ from fedsim.results.statistics import Difference, Mean, Median, Share
 
 MISSING = "-"
 """The text of a value that is not known."""
-SPREAD_WORDS = {"interval": "[95 % interval]", "sd": "± standard deviation"}
-"""Words for what follows a mean, in titles and notes."""
+SPREAD_WORDS = {
+    "interval": ("± half width of the 95 % interval", "[95 % interval]"),
+    "sd": ("± standard deviation", "± standard deviation"),
+}
+"""Words for what follows a mean, in titles and notes: those of columns with the format
+`HALF_WIDTH`, and of others."""
+HALF_WIDTH = "±"
+"""The format of estimates in narrow columns: what follows the mean is half of the interval."""
 Format = Any
 """How a value is written: a format specification for numbers, or a function that returns a text."""
 LONG_CELL = 30
@@ -195,9 +201,10 @@ class Table:
         The title, the note and the meanings may have the words for the spread (`SPREAD_WORDS`).
         These are replaced.
         """
-        old, new = SPREAD_WORDS[self.spread], SPREAD_WORDS[spread]
-        title, note = self.title.replace(old, new), self.note.replace(old, new)
-        meanings = {names: text.replace(old, new) for names, text in self.meanings.items()}
+        title, note, meanings = self.title, self.note, dict(self.meanings)
+        for old, new in zip(SPREAD_WORDS[self.spread], SPREAD_WORDS[spread], strict=True):
+            title, note = title.replace(old, new), note.replace(old, new)
+            meanings = {names: text.replace(old, new) for names, text in meanings.items()}
         return replace(self, title=title, note=note, meanings=meanings, spread=spread)
 
     @property
@@ -261,6 +268,8 @@ def show(value: Any, form: Format = "", spread: str = "interval") -> str:
         return form(value)
     if value is None or value != value:  # None or nan
         return MISSING
+    if form == HALF_WIDTH and spread == "interval":
+        return f"{value.mean:.4f} ± {value.half_width:.4f}" if value.num > 1 else str(value)
     if isinstance(value, Mean | Share | Median):
         return show_result(value, spread)
     return format(value, form)

@@ -2,7 +2,8 @@
 reports.
 
 The look of a method is that of its selector. assets/looks.yaml has those of fedsim's selectors. Any
-other selector has the look that a hash of its name gives.
+other selector has the look that a hash of its name gives, with another colour if a method of the
+same report has that.
 """
 
 import zlib
@@ -57,8 +58,9 @@ def make_looks(selectors: Mapping[str, str]) -> dict[str, Look]:
     """Return the look of each method by its name, in the order of `selectors`.
 
     `selectors` maps each method to its selector. The first method of a selector has the selector's
-    look, and its further methods take the next free looks. If two selectors that fedsim does not
-    know have the same look, the second one keeps its colour and gets another marker.
+    look, and its further methods take the next free looks. A selector that fedsim does not know
+    gets out of the way of the others: it has a colour that no other selector has, as long as there
+    are such colours, and another marker after that.
     """
     # 1. Number the looks of fedsim's selectors.
     path = Path(__file__).parent / "assets" / "looks.yaml"
@@ -77,15 +79,29 @@ def make_looks(selectors: Mapping[str, str]) -> dict[str, Look]:
         else:
             unknown.append(method)
         seen.add(selector)
-    # 3. Give each method a number. A step of `len(COLOURS)` keeps the colour.
+    # 3. Give each method a number. A step of `len(COLOURS)` keeps the colour, a step of 1 does not.
     numbers: dict[str, int] = {}
     for method in (*known, *unknown, *further):
         selector = selectors[method]
         by_hash = zlib.crc32(selector.encode()) % NUM_LOOKS
         number = numbers_of_selectors.get(selector, by_hash)
+        if method in unknown:
+            number = _with_free_colour(number, numbers.values())
         step = 1 if method in further else len(COLOURS)
         numbers[method] = _first_free(number, step, numbers.values())
     return {method: _look(numbers[method]) for method in selectors}
+
+
+def _with_free_colour(number: int, taken: Collection[int]) -> int:
+    """Return the first number from `number` on whose colour no number that is taken has.
+
+    If all colours are taken, return `number`.
+    """
+    taken_colours = {other % len(COLOURS) for other in taken}
+    for candidate in range(number, number + len(COLOURS)):
+        if candidate % len(COLOURS) not in taken_colours:
+            return candidate % NUM_LOOKS
+    return number
 
 
 def _first_free(number: int, step: int, taken: Collection[int]) -> int:

@@ -17,7 +17,7 @@ from fedsim.report.drawing import Plot, save, style
 from fedsim.report.looks import CLASS_COLOURS, COLOURS, ON_DARK, make_looks
 from fedsim.report.presentation import Presentation, read_presentation
 from fedsim.report.sections import ASSETS
-from fedsim.report.tables import by_group
+from fedsim.report.tables import by_group, pairs
 from fedsim.results.runs import ReportError
 from tests.report_toys import (
     drawn_runs,
@@ -25,6 +25,7 @@ from tests.report_toys import (
     lines_of,
     looks_of,
     make_report,
+    rows_of,
     two_methods,
     write_run,
 )
@@ -111,12 +112,25 @@ def test_variants_of_a_selector_differ_and_the_first_has_its_look() -> None:
     assert len({tuple(look.values()) for look in looks.values()}) == 31
 
 
-def test_users_methods_with_the_same_look_get_other_markers_and_keep_their_colour() -> None:
-    """zlib.crc32 of m26 and of m58 is 169, modulo 288."""
+def test_a_users_method_has_a_colour_that_no_other_selector_has() -> None:
+    """The colour of `mine` alone is C3, that of fedcor. full has C4, the next one."""
+    assert make_looks({"fedcor": "fedcor", "mine": "mine"})["mine"]["color"] == "C4"
+    looks = make_looks({"mine": "mine", "full": "full", "fedcor": "fedcor", "random": "random"})
+    assert looks["mine"]["color"] == "C5"
+    assert looks["fedcor"] == make_looks({"fedcor": "fedcor"})["fedcor"]
+    # zlib.crc32 of m26 and of m58 is 169, modulo 288
     looks = make_looks({"m26": "m26", "m58": "m58"})
-    assert looks["m26"] == make_looks({"m26": "m26"})["m26"]  # the first one keeps its marker
-    assert looks["m26"]["color"] == looks["m58"]["color"]
-    assert looks["m26"]["marker"] != looks["m58"]["marker"]
+    assert looks["m26"] == make_looks({"m26": "m26"})["m26"]  # the first one keeps its look
+    assert looks["m26"]["color"] != looks["m58"]["color"]
+
+
+def test_users_methods_keep_their_colours_and_change_markers_if_all_colours_are_taken() -> None:
+    common = ("random", "power_of_choice", "gpfl", "fedcor", "full", "oort", "afl", "round_robin")
+    looks = make_looks({name: name for name in (*common, "m26", "m58")})
+    alone = make_looks({"m26": "m26"})["m26"]
+    assert looks["m26"] == alone
+    assert looks["m58"]["color"] == alone["color"]
+    assert looks["m58"]["marker"] != alone["marker"]
 
 
 # --- names, order, selection ---
@@ -168,6 +182,10 @@ def test_a_selectors_name_stands_for_all_of_its_variants(tmp_path: Path) -> None
             {"names": {"gpfl": "afl"}},
             "names: methods must have different names, not random, afl, afl",
         ),
+        (
+            {"reference": ["fedcor"]},
+            "reference: fedcor is no method of this report; there are random, afl, gpfl",
+        ),
     ],
 )
 def test_names_of_no_method_and_equal_names_are_refused(
@@ -177,6 +195,69 @@ def test_names_of_no_method_and_equal_names_are_refused(
     with pytest.raises(ReportError, match=re.escape(message)) as error:
         Presentation(**choices).arrange(frame_of(tmp_path))  # type: ignore[arg-type]
     assert error.value.exit_code == 2
+
+
+# --- the reference ---
+
+
+def write_seeds(folder: Path) -> None:
+    """Write two runs of random, afl and gpfl each: final accuracies 0.2, 0.3 and 0.4."""
+    for accuracy, selector in ((0.2, "random"), (0.3, "afl"), (0.4, "gpfl")):
+        for seed in (0, 1):
+            choices = {"selector": selector}
+            write_run(folder, [accuracy] * 2, [[0], [1]], seed=seed, choices=choices)
+
+
+def test_methods_are_compared_with_the_reference_that_the_user_names(tmp_path: Path) -> None:
+    """A name hides neither the method nor its selector from the choice."""
+    write_seeds(tmp_path)
+    frame = frame_of(tmp_path)
+    assert {row["difference of final accuracy"]: row["mean"] for row in rows_of(pairs(frame))} == {
+        "afl - random": "+0.1000",
+        "gpfl - random": "+0.2000",
+    }
+    choices = Presentation(reference=["gpfl"], names={"gpfl": "GPFL"})
+    arranged, _ = choices.arrange(frame)
+    shown = {row["difference of final accuracy"]: row["mean"] for row in rows_of(pairs(arranged))}
+    assert shown == {"random - GPFL": "-0.2000", "afl - GPFL": "-0.1000"}
+
+
+def test_a_reference_with_variants_is_the_most_similar_one(tmp_path: Path) -> None:
+    """gpfl and afl ran with lr 0.1 and 0.5 each."""
+    for seed in (0, 1):
+        for selector, lr, accuracy in (
+            ("gpfl", 0.1, 0.2),
+            ("gpfl", 0.5, 0.3),
+            ("afl", 0.1, 0.4),
+            ("afl", 0.5, 0.6),
+        ):
+            choices = {"selector": selector}
+            write_run(tmp_path, [accuracy] * 2, [[0], [1]], seed=seed, lr=lr, choices=choices)
+    arranged, _ = Presentation(reference=["gpfl"]).arrange(frame_of(tmp_path))
+    assert {
+        row["difference of final accuracy"]: row["mean"] for row in rows_of(pairs(arranged))
+    } == {
+        "afl lr=0.1 - gpfl lr=0.1": "+0.2000",
+        "afl lr=0.5 - gpfl lr=0.5": "+0.3000",
+    }
+
+
+def test_the_option_for_the_reference_is_kept_and_may_not_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_seeds(tmp_path)
+    words = [str(tmp_path), "--no-figures"]
+    assert make_report([*words, "--reference", "afl"]) == 0
+    assert make_report(words) == 0
+    out, _ = capsys.readouterr()
+    assert out.count("its lead over afl: too few seeds") == 2
+    assert make_report([*words, "--only", "random,gpfl"]) == 2
+    message = (
+        "reference: afl is not in only, which is random, gpfl; add it there, or choose another"
+    )
+    assert message in capsys.readouterr().err
+    assert make_report([*words, "--reference", ""]) == 0
+    assert "over random: too few seeds" in capsys.readouterr().out
 
 
 # --- the file ---

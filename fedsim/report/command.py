@@ -134,6 +134,12 @@ def _add_presentation(add: Callable[..., Action]) -> None:
     add("--order", type=_words, metavar="METHODS", help="the methods that come first")
     add("--only", type=_words, metavar="METHODS", help="the methods to compare; '': all")
     add(
+        "--reference",
+        type=_words,
+        metavar="METHOD",
+        help="what methods are compared with within a setting (random selection)",
+    )
+    add(
         "--log-x",
         action=BooleanOptionalAction,
         help="logarithmic axes below accuracy (where costs differ more than tenfold)",

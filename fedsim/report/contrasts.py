@@ -5,7 +5,8 @@ set, partition, model and so on. A *method* is a selector with its parameters. T
 (`fedsim.results.frames`) has a row for each run, and the seeds as its index. Each method of a
 setting is one line of a figure, so `lines` maps the methods of a setting to their runs.
 
-The *reference* of a method is what it is compared with: random selection where a setting has it.
+The *reference* of a method is what it is compared with: random selection where a setting has it, or
+the method that the user names (`fedsim.report.presentation`).
 *Imperfect clients* have wrong labels or send false updates (config group `clients`).
 
 The tables, the headline and the figures of a report call this module with all of its runs.
@@ -17,8 +18,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedsim.results.frames import by, by_setting, finished_rows, measured, reference_of, selector_of
-from fedsim.results.labels import REFERENCE
+from fedsim.results.frames import by, by_setting, finished_rows, measured, reference_of
 from fedsim.results.statistics import (
     MIN_SEEDS,
     UNIT,
@@ -74,27 +74,28 @@ class Preference(NamedTuple):
 
 
 def main_reference(lines: Lines) -> str:
-    """Return the reference of a whole setting: its first method that is random selection.
-
-    Without random selection, it is the first method.
-    """
-    for method, rows in lines.items():
-        if selector_of(rows) == REFERENCE:
-            return method
-    return next(iter(lines))
+    """Return the reference of a whole setting: its first reference, or without any its first
+    method."""
+    return next(iter(_references(lines) or lines))
 
 
 def choose_reference(lines: Lines, method: str) -> str:
     """Return the method of a setting that `method` is compared with.
 
-    A setting may have several methods that are random selection, for example with different cohort
-    sizes. Then it is the one whose config is most like that of `method`. A random selection is its
-    own reference if other selectors are there to compare with it. If all methods are random
-    selection, they are compared with the first.
+    A setting may have several references, for example random selection with different cohort sizes.
+    Then it is the one whose config is most like that of `method`. A reference is its own reference
+    if other methods are there to compare with it. If all methods are references, they are compared
+    with the first.
     """
-    if all(selector_of(rows) == REFERENCE for rows in lines.values()):
+    references = _references(lines)
+    if len(references) == len(lines):
         return main_reference(lines)
-    return reference_of(lines, method, REFERENCE) or main_reference(lines)
+    return reference_of(lines, method, references) or main_reference(lines)
+
+
+def _references(lines: Lines) -> list[str]:
+    """Return the methods of a setting that others are compared with."""
+    return [method for method, rows in lines.items() if rows["is_reference"].iloc[0]]
 
 
 def lead_over(rows: pd.DataFrame, reference: pd.DataFrame) -> Difference | None:

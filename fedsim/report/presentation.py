@@ -38,6 +38,7 @@ KINDS = {
     "names": MAPPING,
     "order": LIST,
     "only": LIST,
+    "reference": LIST,
     "log_x": Kinds({bool}) | NONE,
     "width": TEXT | NONE,
     "style": TEXT,
@@ -51,7 +52,7 @@ ALLOWED = {
     "labels": ("legend", "ends"),
 }
 """Values that a choice can have, for choices among a few."""
-METHOD_KEYS = ("names", "order", "only")
+METHOD_KEYS = ("names", "order", "only", "reference")
 """Keys whose values name methods."""
 WIDTHS = {"column": "3.5in", "page": "7.16in"}
 """Widths of a column and of the text of a two-column page (IEEE)."""
@@ -78,6 +79,9 @@ class Presentation:
         names: Other names of methods, by their usual names.
         order: The methods that come first, in this order.
         only: The methods that the report has; all if it is empty.
+        reference: The methods that others are compared with within a setting. If there are several,
+            a method is compared with the one whose config is most like its own. If it is empty, it
+            is random selection.
         log_x: Whether accuracy is drawn against logarithmic axes. If it is None, this is done where
             costs differ much.
         width: The width of all figures: a number with a unit of `UNITS`, or one of `WIDTHS`. If it
@@ -91,6 +95,7 @@ class Presentation:
     names: Mapping[str, str] = field(default_factory=dict)
     order: Sequence[str] = ()
     only: Sequence[str] = ()
+    reference: Sequence[str] = ()
     log_x: bool | None = None
     width: str | None = None
     style: str = "paper"
@@ -114,8 +119,8 @@ class Presentation:
     def arrange(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Look]]:
         """Return the rows of the methods to show, renamed and in order, and the methods' looks.
 
-        The looks are in the order of legends. Raises `ChoiceError` for names of no method, and for
-        two methods with the same name.
+        The looks are in the order of legends. Raises `ChoiceError` for names of no method, for two
+        methods with the same name, and if `only` leaves out all references.
         """
         # 1. Methods in the order of legends.
         selectors = _selectors(frame)
@@ -134,6 +139,8 @@ class Presentation:
             )
         # 2. Rows: by setting as before, and then by method.
         frame = frame[frame["method"].isin(shown)].copy()
+        if self.reference:
+            frame["is_reference"] = frame["method"].isin(self._references(shown, selectors))
         if self.order:
             settings = list(dict.fromkeys(frame["setting"]))
             setting_places = frame["setting"].map(settings.index)
@@ -146,6 +153,22 @@ class Presentation:
             frame["method"] = frame["method"].map(names)
             frame["group"] = (frame["setting"] + " " + frame["method"]).str.strip()
         return frame, looks
+
+    def _references(self, shown: Sequence[str], selectors: Mapping[str, str]) -> list[str]:
+        """Return the methods among those `shown` that `reference` names, by their selector or name.
+
+        Raises `ChoiceError` if `only` leaves out all of them.
+        """
+        references = []
+        for method in shown:
+            if method in self.reference or selectors[method] in self.reference:
+                references.append(method)
+        if not references:
+            raise ChoiceError(
+                f"reference: {', '.join(self.reference)} is not in only, which is "
+                f"{', '.join(self.only)}; add it there, or choose another reference"
+            )
+        return references
 
     def _place(self, method: str, selector: str) -> int:
         """Return the place of a method, or otherwise of its selector, in `order`. Methods that are

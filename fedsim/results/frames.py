@@ -11,6 +11,7 @@ subtracting the columns of two methods pairs them. Columns:
 - `group`: the name of the group.
 - `labels`: the labels of the group by key, {} if there is only one group.
 - `setting` and `method`: their labels as text.
+- `is_reference`: whether other methods are compared with this one: random selection.
 - `choice.<config group>` and `config.<dotted key>`: choices, and values that can change results.
 - `OVERVIEW`: measures, nan for runs that are not finished.
 """
@@ -27,6 +28,7 @@ from fedsim.results.grouping import comparable, compared_config, distinct, group
 from fedsim.results.labels import (
     MISSING,
     NEW_GROUPS,
+    REFERENCE,
     Labels,
     is_setting,
     make_labels,
@@ -72,9 +74,11 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
         else:
             setting, method = split_labels(labels)
         method = method or selector
+        is_reference = members[0].choices.get("selector") == REFERENCE
         for run in members:
-            rows.append((str(run.seeds), run, run.status, name, labels, setting, method))
-    columns = ["seeds", "run", "status", "group", "labels", "setting", "method"]
+            row = (str(run.seeds), run, run.status, name, labels, setting, method, is_reference)
+            rows.append(row)
+    columns = ["seeds", "run", "status", "group", "labels", "setting", "method", "is_reference"]
     frame = pd.DataFrame(rows, columns=columns)
     # 2. Choices, config values and measures as further columns.
     choices = pd.DataFrame([run.choices for run in frame["run"]], dtype=object)
@@ -157,17 +161,15 @@ def selector_of(rows: pd.DataFrame) -> str | None:
     return first_run(rows).choices.get("selector")
 
 
-def reference_of(methods: Mapping[str, pd.DataFrame], method: str, reference: str) -> str | None:
-    """Return the name of the reference method that a method of a setting is compared with.
+def reference_of(
+    methods: Mapping[str, pd.DataFrame], method: str, candidates: Sequence[str]
+) -> str | None:
+    """Return the name of the reference that a method of a setting is compared with.
 
-    `methods` are the rows of the setting by method. `reference` is a selector, or the name of a
-    method. If several methods have it, the result is the one that shares the most config values
-    with `method`. It may be `method` itself. None if no method has it.
+    `methods` are the rows of the setting by method, and `candidates` the names of its references.
+    If there are several, the result is the one that shares the most config values with `method`. It
+    may be `method` itself. None if there is none.
     """
-    candidates = []
-    for name, rows in methods.items():
-        if reference in (name, selector_of(rows)):
-            candidates.append(name)
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     values = _besides_selector(methods[method])

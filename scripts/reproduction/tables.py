@@ -21,6 +21,7 @@ from fedsim.results.frames import (
     measured,
     reference_of,
     runs_frame,
+    selector_of,
 )
 from fedsim.results.labels import CONTROL, REFERENCE
 from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired, pooled
@@ -82,7 +83,8 @@ def differences(shipped: Shipped, folder: str, *words: str) -> str:
     found: dict[tuple[str, str], Difference] = {}
     for title, lines in panels.items():
         for line, rows in lines.items():
-            reference = reference_of(lines, line, against)
+            candidates = [name for name in lines if against in (name, selector_of(lines[name]))]
+            reference = reference_of(lines, line, candidates)
             if reference is None or reference == line:
                 continue
             values = paired(measured(rows, measure), measured(lines[reference], measure))

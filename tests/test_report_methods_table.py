@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from fedsim.report.methods_table import methods_table
-from fedsim.report.table import Bold
-from tests.report_toys import frame_of, make_report, rows_of, write_run
+from fedsim.report.presentation import Presentation
+from fedsim.report.table import Bold, Table
+from tests.report_toys import frame_of, looks_of, make_report, rows_of, write_run
 
 
 def write_runs(folder: Path, accuracies: dict[tuple[str, str], list[float]]) -> None:
@@ -24,6 +25,11 @@ def write_runs(folder: Path, accuracies: dict[tuple[str, str], list[float]]) -> 
             )
 
 
+def table_of(folder: Path) -> Table:
+    frame = frame_of(folder)
+    return methods_table(frame, list(looks_of(frame)))
+
+
 TWO_SETTINGS = {
     ("iid", "random"): [0.5, 0.6, 0.7],
     ("iid", "gpfl"): [0.6, 0.6, 0.6],
@@ -36,7 +42,7 @@ def test_means_of_three_seeds_with_half_widths_of_their_intervals(tmp_path: Path
     """The standard deviation of 0.5, 0.6, 0.7 is 0.1. The interval reaches t * 0.1 / sqrt(3) to
     each side, and t is 4.3027 (2 degrees of freedom)."""
     write_runs(tmp_path, TWO_SETTINGS)
-    table = methods_table(frame_of(tmp_path))
+    table = table_of(tmp_path)
     assert rows_of(table) == [
         {"method": "random", "iid": "0.6000 ± 0.2484", "shards": "0.4000 ± 0.0000"},
         {"method": "gpfl", "iid": "0.6000 ± 0.0000", "shards": "0.5000 ± 0.2484"},
@@ -50,7 +56,7 @@ def test_means_of_three_seeds_with_half_widths_of_their_intervals(tmp_path: Path
 
 def test_the_best_of_each_setting_is_bold(tmp_path: Path) -> None:
     write_runs(tmp_path, TWO_SETTINGS)
-    texts = methods_table(frame_of(tmp_path)).texts
+    texts = table_of(tmp_path).texts
     assert [isinstance(cell, Bold) for cell in texts["shards"]] == [False, True]
     assert [isinstance(cell, Bold) for cell in texts["iid"]] == [True, True]  # a tie
 
@@ -60,7 +66,7 @@ def test_methods_without_a_finished_run_and_single_seeds(tmp_path: Path) -> None
         tmp_path,
         {("iid", "random"): [0.5], ("shards", "random"): [0.4], ("shards", "gpfl"): [0.6]},
     )
-    assert rows_of(methods_table(frame_of(tmp_path))) == [
+    assert rows_of(table_of(tmp_path)) == [
         {"method": "random", "iid": "0.5000", "shards": "0.4000"},
         {"method": "gpfl", "iid": "-", "shards": "0.6000"},
     ]
@@ -78,7 +84,7 @@ def test_runs_that_diverged_are_left_out_and_counted(tmp_path: Path) -> None:
         status="diverged",
         partition={"_target_": "shards"},
     )
-    table = methods_table(frame_of(tmp_path))
+    table = table_of(tmp_path)
     assert rows_of(table)[1]["shards"] == "0.5000 ± 0.2484"
     assert table.note.endswith("Runs that diverged are left out: gpfl in shards (1 of 4).")
 
@@ -94,7 +100,46 @@ def test_one_setting_or_one_method_makes_no_such_table(
     accuracies: dict[tuple[str, str], list[float]], tmp_path: Path
 ) -> None:
     write_runs(tmp_path, accuracies)
-    assert len(methods_table(frame_of(tmp_path)).values) == 0
+    assert len(table_of(tmp_path).values) == 0
+
+
+def test_rows_have_the_order_of_legends(tmp_path: Path) -> None:
+    """Settings are sorted before methods: afl ran in the second one alone."""
+    write_runs(
+        tmp_path,
+        {
+            ("iid", "gpfl"): [0.5],
+            ("iid", "random"): [0.5],
+            ("shards", "afl"): [0.5],
+            ("shards", "random"): [0.5],
+        },
+    )
+    frame, looks = Presentation(order=["afl"]).arrange(frame_of(tmp_path))
+    table = methods_table(frame, list(looks))
+    assert [row["method"] for row in rows_of(table)] == ["afl", "random", "gpfl"]
+
+
+@pytest.mark.parametrize("accuracies", [{("shards", "random"): [0.5]}, {("iid", "random"): [0.5]}])
+def test_a_setting_or_method_without_a_finished_run_does_not_count(
+    accuracies: dict[tuple[str, str], list[float]], tmp_path: Path
+) -> None:
+    write_runs(tmp_path, {("iid", "gpfl"): [0.5], **accuracies})
+    for partition in ("iid", "shards"):
+        write_run(
+            tmp_path,
+            [0.1] * 2,
+            [[0], [1]],
+            seed=1,
+            choices={"partition": partition, "selector": "afl"},
+            partition={"_target_": partition},
+            status="diverged",
+        )
+    table = table_of(tmp_path)
+    if ("iid", "random") in accuracies:  # shards has diverged runs alone
+        assert len(table.values) == 0
+    else:
+        assert rows_of(table)[1] == {"method": "afl", "iid": "-", "shards": "-"}
+        assert table.note.endswith("afl in iid (1 of 1), afl in shards (1 of 1).")
 
 
 def test_the_table_is_printed_and_written(

@@ -1,6 +1,7 @@
 """The table that papers have: final accuracies with a row for each method and a column for each
 setting."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,34 +16,38 @@ from fedsim.results.statistics import UNIT, Mean, estimate
 
 
 def section(material: Material) -> Section:
-    """Return the table, if several methods ran in several settings.
+    """Return the table, if several methods finished in several settings.
 
-    It is printed unless the table of an ablation already has a column for each setting.
+    It is printed unless there is an ablation over a number of the setting, whose table is similar.
+    Runs with `stop_at` are left out, because their final accuracies are all near their targets.
     """
-    table = methods_table(without_target(material.frame))
-    names = [name for points in material.ablations for name in points[0].keys]
-    has_columns_of_settings = any(map(is_setting, names))
-    return Section([table], brief=[] if has_columns_of_settings else [table])
+    table = methods_table(without_target(material.frame), list(material.looks))
+    numbers = [name for points in material.ablations for name in points[0].keys]
+    is_in_ablation = any(map(is_setting, numbers))
+    return Section([table], brief=[] if is_in_ablation else [table])
 
 
-def methods_table(runs: pd.DataFrame) -> Table:
+def methods_table(runs: pd.DataFrame, methods: Sequence[str]) -> Table:
     """Return mean final accuracies by method and setting, with the best of each setting in bold.
 
-    The table is empty with fewer than two methods or settings. A cell is empty if no run of the
-    method is finished in the setting. Diverged runs have no final accuracy; the note counts them.
+    `methods` are the rows in order. Diverged runs have no final accuracy; the note counts them. The
+    table is empty if fewer than two methods, or runs of fewer than two settings, are finished.
     """
-    settings = by_setting(runs)
-    methods = list(by(runs, "method"))
-    if len(settings) < 2 or len(methods) < 2:
+    finished = finished_rows(runs)
+    if finished["setting"].nunique() < 2 or finished["method"].nunique() < 2:
         return make_table("methods", [], [], diverged="")
-    columns: dict[str, list[Any]] = {"method": methods}
+    settings = by_setting(runs)
+    columns: dict[str, list[Any]] = {"method": list(methods)}
     best = {}
     diverged = []
     for setting, members in settings.items():
         rows_of_methods = by(members, "method")
         cells: list[Mean | None] = []
         for method in methods:
-            rows = rows_of_methods.get(method, members[:0])
+            if method not in rows_of_methods:
+                cells.append(None)
+                continue
+            rows = rows_of_methods[method]
             accuracies = finished_rows(rows)["final_accuracy"].dropna()
             cells.append(estimate(accuracies.tolist(), UNIT))
             num_diverged = (rows["status"] == "diverged").sum()
@@ -51,7 +56,7 @@ def methods_table(runs: pd.DataFrame) -> Table:
         columns[setting] = cells
         best[setting] = best_places(cells, [setting] * len(cells))
     note = f" Runs that diverged are left out: {', '.join(diverged)}." if diverged else ""
-    rows = list(zip(*columns.values(), strict=True))
+    lines = list(zip(*columns.values(), strict=True))
     formats = dict.fromkeys(settings, HALF_WIDTH)
-    table = make_table("methods", list(columns), rows, formats, runs, diverged=note)
+    table = make_table("methods", list(columns), lines, formats, runs, diverged=note)
     return replace(table, best=best, num_names=1)

@@ -18,6 +18,7 @@ from fedsim.report.looks import CLASS_COLOURS, COLOURS, ON_DARK, make_looks
 from fedsim.report.presentation import Presentation, read_presentation
 from fedsim.report.sections import ASSETS
 from fedsim.report.tables import by_group, pairs
+from fedsim.results.reading import DamagedError
 from fedsim.results.runs import ReportError
 from tests.report_toys import (
     drawn_runs,
@@ -180,7 +181,7 @@ def test_a_selectors_name_stands_for_all_of_its_variants(tmp_path: Path) -> None
         ),
         (
             {"names": {"gpfl": "afl"}},
-            "names: methods must have different names, not random, afl, afl",
+            "names: several methods would have the name afl",
         ),
         (
             {"reference": ["fedcor"]},
@@ -302,14 +303,18 @@ def test_names_in_the_file_of_methods_that_left_are_noted_and_kept(
         assert note + remedy.format(key=key) in err
     assert f"{path}: only: none of its names is left, so all methods are shown" in err
     assert path.read_text() == before
-    assert make_report([*words, "--where", "selector=random,afl", "--only", "gpfl"]) == 3
+    assert make_report([*words, "--where", "selector=random,afl", "--only", "gpfl"]) == 2
+    assert f"{path}" not in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("style: papr", "style=papr: must be paper or slides or dark"),
-        ("names: {afl: random}", "names: methods must have different names"),
+        ("names: {afl: random}", "names: several methods would have the name random"),
+        ("{only: [gpfl], reference: [afl]}", "reference: afl is not in only, which is gpfl"),
+        ("order: [[gpfl]]", "order: must have names as texts, not ['gpfl']"),
+        ("names: {gpfl: null}", "names: must have names as texts, not None"),
     ],
 )
 def test_errors_in_the_file_name_it(
@@ -328,7 +333,19 @@ def test_errors_in_the_file_name_it(
 def test_a_report_without_choices_has_no_file_of_them(tmp_path: Path) -> None:
     write_three(tmp_path)
     assert make_report([str(tmp_path), "--no-figures"]) == 0
+    assert make_report([str(tmp_path), "--no-figures", "--only", "", "--reference", ""]) == 0
     assert not (tmp_path / "report" / "report.yaml").exists()
+
+
+def test_an_error_of_yaml_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "report.yaml").write_text("only: [")
+    with pytest.raises(DamagedError, match=re.escape(f"{tmp_path / 'report.yaml'} is no YAML")):
+        read_presentation(tmp_path, {})
+
+
+def test_an_empty_file_means_no_choices(tmp_path: Path) -> None:
+    (tmp_path / "report.yaml").write_text("# nothing\n")
+    assert read_presentation(tmp_path, {}) == Presentation()
 
 
 @pytest.mark.parametrize("text", ["colour: red", "names: [gpfl]", "log_x: 3", "- a"])

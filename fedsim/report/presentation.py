@@ -1,10 +1,11 @@
-"""The presentation of a report's methods: their selection, names, order and style.
+"""The presentation of a report's methods: their selection, names, order, reference and style.
 
 The choices are kept in the report's folder, in `report.yaml`, where the next report reads them.
-Users may edit the file.
+Users may edit the values in the file. A report rewrites it, without comments of the user.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,7 +33,8 @@ from fedsim.results.runs import ReportError
 
 FILE = "report.yaml"
 HEAD = (
-    "# How fedsim report presents these runs (docs/figures.md). Its options replace values here.\n"
+    "# How fedsim report presents these runs (docs/figures.md). Options of the command replace "
+    "values here.\n"
 )
 KINDS = {
     "names": MAPPING,
@@ -45,7 +47,7 @@ KINDS = {
     "spread": TEXT,
     "labels": TEXT,
 }
-"""Types of the values in the file."""
+"""The types that values in the file may have."""
 ALLOWED = {
     "style": ("paper", "slides", "dark"),
     "spread": ("interval", "sd"),
@@ -54,6 +56,11 @@ ALLOWED = {
 """Values that a choice can have, for choices among a few."""
 METHOD_KEYS = ("names", "order", "only", "reference")
 """Keys whose values name methods."""
+WITHOUT_NAMES = {
+    "only": "all methods are shown",
+    "reference": "methods are compared with random selection",
+}
+"""What holds if a list has no names."""
 WIDTHS = {"column": "3.5in", "page": "7.16in"}
 """Widths of a column and of the text of a two-column page (IEEE)."""
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
@@ -63,17 +70,25 @@ NARROWEST, WIDEST = 1.5, 40.0
 
 
 class ChoiceError(ReportError):
-    """A choice of the command line, such as a name of no method, is wrong (exit code 2)."""
+    """Choices are wrong, such as a name of no method. `keys` are theirs.
+
+    The exit code is 2, that of wrong options. If values in report.yaml are wrong, callers raise a
+    `ReportError` instead, which names the file.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *keys: str) -> None:
+        super().__init__(message)
+        self.keys = set(keys)
 
 
 @dataclass(frozen=True)
 class Presentation:
     """The choices for a report.
 
-    They name a method as a report without choices does. The name of a selector stands for all of
-    its methods.
+    They name a method as a report without choices does, before `names` gives it another name. The
+    name of a selector stands for all of its methods.
 
     Attributes:
         names: Other names of methods, by their usual names.
@@ -93,9 +108,9 @@ class Presentation:
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    order: Sequence[str] = ()
-    only: Sequence[str] = ()
-    reference: Sequence[str] = ()
+    order: Sequence[str] = field(default_factory=list)
+    only: Sequence[str] = field(default_factory=list)
+    reference: Sequence[str] = field(default_factory=list)
     log_x: bool | None = None
     width: str | None = None
     style: str = "paper"
@@ -110,6 +125,13 @@ class Presentation:
                 raise ChoiceError(f"{key}={value}: must be {' or '.join(allowed)}")
         if self.width is not None:
             _inches(self.width)
+        for key in METHOD_KEYS:
+            words = [*getattr(self, key)]
+            if key == "names":
+                words += self.names.values()
+            for word in words:
+                if not (isinstance(word, str) and word):
+                    raise ChoiceError(f"{key}: must have names as texts, not {word!r}", key)
 
     @property
     def inches(self) -> float | None:
@@ -125,34 +147,40 @@ class Presentation:
         # 1. Methods in the order of legends.
         selectors = _selectors(frame)
         for key in METHOD_KEYS:
-            for word, remark in _unknown(getattr(self, key), selectors).items():
-                raise ChoiceError(f"{key}: {word} {remark}")
+            self._check_words(key, selectors)
         shown = []
         for method, selector in selectors.items():
             if not self.only or method in self.only or selector in self.only:
                 shown.append(method)
         ordered = sorted(shown, key=lambda method: self._place(method, selectors[method]))
         names = {method: self.rename(method) for method in ordered}
-        if len(set(names.values())) < len(names):
-            raise ChoiceError(
-                f"names: methods must have different names, not {', '.join(names.values())}"
-            )
+        repeated = [name for name, count in Counter(names.values()).items() if count > 1]
+        if repeated:
+            several = ", ".join(repeated)
+            raise ChoiceError(f"names: several methods would have the name {several}", "names")
         # 2. Rows: by setting as before, and then by method.
         frame = frame[frame["method"].isin(shown)].copy()
-        if self.reference:
-            frame["is_reference"] = frame["method"].isin(self._references(shown, selectors))
         if self.order:
             settings = list(dict.fromkeys(frame["setting"]))
             setting_places = frame["setting"].map(settings.index)
             method_places = frame["method"].map(ordered.index)
             frame = frame.iloc[np.lexsort((method_places, setting_places))]  # the last key leads
-        # 3. Looks, before the names hide the selectors.
+        if self.reference:
+            references = self._references(shown, selectors)
+            frame["is_reference"] = frame["method"].isin(references)
+        # 3. Looks and names. A look is that of the selector, whatever the method's new name is.
         lines = by(frame, "method")
         looks = make_looks({names[method]: selector_of(lines[method]) or "" for method in ordered})
         if self.names:
             frame["method"] = frame["method"].map(names)
             frame["group"] = (frame["setting"] + " " + frame["method"]).str.strip()
         return frame, looks
+
+    def _check_words(self, key: str, selectors: Mapping[str, str]) -> None:
+        """Raise `ChoiceError` if a word of a choice names no method. `selectors` has the selector
+        of each method."""
+        for word, remark in _unknown(getattr(self, key), selectors).items():
+            raise ChoiceError(f"{key}: {word} {remark}", key)
 
     def _references(self, shown: Sequence[str], selectors: Mapping[str, str]) -> list[str]:
         """Return the methods among those `shown` that `reference` names, by their selector or name.
@@ -164,10 +192,11 @@ class Presentation:
             if method in self.reference or selectors[method] in self.reference:
                 references.append(method)
         if not references:
-            raise ChoiceError(
+            message = (
                 f"reference: {', '.join(self.reference)} is not in only, which is "
                 f"{', '.join(self.only)}; add it there, or choose another reference"
             )
+            raise ChoiceError(message, "reference", "only")
         return references
 
     def _place(self, method: str, selector: str) -> int:
@@ -192,16 +221,19 @@ class Presentation:
         The choices were read from the file `path`, except the keys `changed`, which are options of
         the command line. The methods of a study change, and a report on some of them is no reason
         to edit the file. So a name there that belongs to no method is ignored, and the third value
-        has a note on it. Raises `ReportError` as `arrange` does. It names the file if names in it
-        give two methods the same name.
+        has a note on it. Raises `ChoiceError` if an option is wrong, and `ReportError` with the
+        file's name if values of the file contradict each other.
         """
+        for key in changed:
+            if key in METHOD_KEYS:
+                self._check_words(key, _selectors(frame))
         presentation, notes = self._without_unknown(frame, path, changed)
         try:
             arranged, looks = presentation.arrange(frame)
-        except ReportError as error:
-            if "names" in changed or not self.names:
+        except ChoiceError as error:
+            if error.keys & set(changed):
                 raise
-            raise ReportError(f"{path}: {error}; correct names in the file") from error
+            raise ReportError(f"{path}: {error}; correct the file") from error
         return arranged, looks, notes
 
     def _without_unknown(
@@ -222,8 +254,8 @@ class Presentation:
                 known[key] = {word: words[word] for word in words if word not in unknown}
             else:
                 known[key] = [word for word in words if word not in unknown]
-            if unknown and key == "only" and not known[key]:
-                notes.append(f"{path}: {key}: none of its names is left, so all methods are shown")
+            if unknown and key in WITHOUT_NAMES and not known[key]:
+                notes.append(f"{path}: {key}: none of its names is left, so {WITHOUT_NAMES[key]}")
         return replace(self, **known), notes
 
 
@@ -284,7 +316,7 @@ def read_presentation(folder: Path, changes: Mapping[str, Any]) -> Presentation:
     path = folder / FILE
     values: dict[str, Any] = {}
     if path.exists():
-        values = parse_yaml(content_of(path).decode("utf-8", "replace"), FILE)
+        values = parse_yaml(content_of(path).decode("utf-8", "replace"), str(path)) or {}
         if not (has_kinds(values, KINDS) and values.keys() <= KINDS.keys()):
             raise ReportError(
                 f"{path}: must have values of {', '.join(KINDS)} as fedsim report writes them; "

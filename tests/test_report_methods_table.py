@@ -166,3 +166,14 @@ def test_an_ablation_over_settings_prints_its_own_table_instead(
     assert "Final accuracy by partition.alpha" in out
     assert "by method and setting" not in out
     assert (tmp_path / "report" / "methods.tex").exists()
+
+
+@pytest.mark.parametrize(("num_settings", "is_printed"), [(8, True), (9, False)])
+def test_a_table_of_many_settings_is_written_and_not_printed(
+    num_settings: int, is_printed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"p{number}" for number in range(num_settings)]
+    write_runs(tmp_path, {(name, selector): [0.5] for name in names for selector in ("afl", "md")})
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
+    assert ("by method and setting" in capsys.readouterr().out) == is_printed
+    assert (tmp_path / "report" / "methods.csv").exists()

@@ -14,17 +14,22 @@ from fedsim.results.frames import by, by_setting, finished_rows, without_target
 from fedsim.results.labels import is_setting
 from fedsim.results.statistics import UNIT, Mean, estimate
 
+MAX_PRINTED = 8
+"""The table is printed with at most this many settings, unless all tables are."""
+
 
 def section(material: Material) -> Section:
     """Return the table, if several methods finished in several settings.
 
-    It is printed unless there is an ablation over a number of the setting, whose table is similar.
-    Runs with `stop_at` are left out, because their final accuracies are all near their targets.
+    It is printed if it is not wide, and if there is no ablation over a number of the setting, whose
+    table is similar. Runs with `stop_at` are left out, because their final accuracies are all near
+    their targets.
     """
     table = methods_table(without_target(material.frame), list(material.looks))
     numbers = [name for points in material.ablations for name in points[0].keys]
     is_in_ablation = any(map(is_setting, numbers))
-    return Section([table], brief=[] if is_in_ablation else [table])
+    is_wide = len(table.values.columns) > 1 + MAX_PRINTED
+    return Section([table], brief=[] if is_in_ablation or is_wide else [table])
 
 
 def methods_table(runs: pd.DataFrame, methods: Sequence[str]) -> Table:

@@ -454,6 +454,22 @@ def test_the_second_block_says_which_gains_differ_from_the_base() -> None:
     assert page.endswith("of 2 changes, 0.1 would be named by chance, and 1 are.")
 
 
+def test_the_second_block_says_how_many_updates_arrive_before_the_deadline() -> None:
+    """3 arrive with random selection. flips has 4 in two of three seeds, and 1 in the other one."""
+    rounds = small_frame(0.05)
+    rounds = rounds[rounds["setting"] == "v1_base"].assign(setting="v1_base_deadline", uploads=3.0)
+    rounds.loc[rounds["method"] == "top_loss", "uploads"] = 2.0
+    is_flips = rounds["method"] == "flips"
+    rounds.loc[is_flips, "uploads"] = rounds["seed"].map({0: 4.0, 1: 4.0, 2: 1.0})
+    rounds.loc[rounds["round"] == 0, "uploads"] = 0.0
+    page = variations(Answer(rounds, pd.DataFrame()))
+    assert page.endswith(
+        "Before the deadline, 3.0 updates arrive in a round with random selection. Most arrive "
+        "with `flips` (3.0) and `top_loss` (2.0), and fewest with `top_loss` (2.0, in its worst "
+        "run 2.0) and `flips` (3.0, in its worst run 1.0)."
+    )
+
+
 def test_the_servers_accuracy_is_compared_in_the_same_setting_regime_and_seed() -> None:
     rounds = small_frame(0.05)
     keys = [

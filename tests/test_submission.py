@@ -50,7 +50,8 @@ CLASS = "from fedsim.selectors.random import Random\n\nclass Mine(Random):\n    
 def write_scored_runs(folder: Path, archive: Path) -> None:
     """Write two runs of a setting, of which the second diverged in round 1, and their archive.
 
-    Of five rounds, two are evaluated. Each round takes 3 simulated seconds and 40 bytes.
+    Of five rounds, two are evaluated. Each round takes 3 simulated seconds and 40 bytes. The
+    updates of 4, 2, 2, 0 and 2 of four clients arrive.
     """
     choices = {"cell": "v1_toy", "optimizer/schedule": "step", "selector": "random_control"}
     for stream, num_rounds, status in ((1, 5, "done"), (2, 0, "diverged")):
@@ -60,7 +61,11 @@ def write_scored_runs(folder: Path, archive: Path) -> None:
             [None, 0.5, None, 0.7, None][:num_rounds],
             [[0, 1]] * num_rounds,
             status=status,
-            columns={"simulated_time": times, "simulated_seconds": [3.0] * num_rounds},
+            columns={
+                "simulated_time": times,
+                "simulated_seconds": [3.0] * num_rounds,
+                "participation_ratio": [1.0, 0.5, 0.5, 0.0, 0.5][:num_rounds],
+            },
             summary={"initial_accuracy": 0.25},
             choices=choices,
             name=f"run {stream}",
@@ -78,12 +83,12 @@ def test_submissions_are_read_as_a_row_for_each_evaluated_round(tmp_path: Path) 
     shared = {"setting": "v1_toy", "schedule": "step", "num_rounds": 5, "seed": 0}
     assert (rows[list(shared)] == list(shared.values())).all(axis=None)
     assert (rows["num_classes"] == 6).all()
-    columns = ["method", "round", "accuracy", "bytes", "seconds", "status"]
+    columns = ["method", "round", "accuracy", "bytes", "seconds", "uploads", "status"]
     assert rows[columns].to_numpy().tolist() == [
-        ["random_control", 0, 0.25, 0, 0.0, "done"],
-        ["random_control", 2, 0.5, 80, 6.0, "done"],
-        ["random_control", 4, 0.7, 160, 12.0, "done"],
-        ["random_control_2", 0, 0.25, 0, 0.0, "diverged"],
+        ["random_control", 0, 0.25, 0, 0.0, 0.0, "done"],
+        ["random_control", 2, 0.5, 80, 6.0, 3.0, "done"],
+        ["random_control", 4, 0.7, 160, 12.0, 2.0, "done"],
+        ["random_control_2", 0, 0.25, 0, 0.0, 0.0, "diverged"],
     ]
 
 

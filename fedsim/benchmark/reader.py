@@ -20,7 +20,16 @@ RESULTS = Path("docs/results/benchmark_v1")
 """The folder of the shipped submissions."""
 DIGESTS = "digests.csv"
 OF_RUN = ("setting", "method", "schedule", "num_rounds", "seed", "status")
-COLUMNS = (*OF_RUN[:-1], "round", "accuracy", "bytes", "seconds", "status", "num_classes")
+COLUMNS = (
+    *OF_RUN[:-1],
+    "round",
+    "accuracy",
+    "bytes",
+    "seconds",
+    "uploads",
+    "status",
+    "num_classes",
+)
 
 
 def read_submissions(folder: Path = RESULTS) -> pd.DataFrame:
@@ -28,7 +37,8 @@ def read_submissions(folder: Path = RESULTS) -> pd.DataFrame:
 
     The columns are `COLUMNS`. Round 0 is the model before training. `accuracy` is that on the test
     set, `bytes` those of all clients in both directions, and `seconds` those of the simulated
-    clock, both from the beginning. `status` is `done`, or `diverged` for runs that ended early.
+    clock, both from the beginning. `uploads` is the mean number of clients whose updates arrived in
+    a round so far. `status` is `done`, or `diverged` for runs that ended early.
     Raises OSError if a file cannot be read, and KeyError if it is no archive of the benchmark.
     """
     frames = [_read(path) for path in sorted(folder.glob("*.parquet"))]
@@ -50,10 +60,17 @@ def read_cards(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 def _read(path: Path) -> pd.DataFrame:
     """Return the rows of one archive, without the number of classes."""
-    fields = ["round", "test_accuracy", "bytes_down", "bytes_up", "simulated_time"]
+    fields = [
+        "round",
+        "test_accuracy",
+        "participation_ratio",
+        "bytes_down",
+        "bytes_up",
+        "simulated_time",
+    ]
     table = pq.read_table(path, columns=["run", *fields, "config", "summary"]).to_pandas()
     # 1. The runs: the first row of each describes it.
-    runs, starts = {}, []
+    runs, starts, nums_of_clients = {}, [], {}
     for row in table.dropna(subset="summary").itertuples():
         config, summary = json.loads(row.config), json.loads(row.summary)
         choices = summary["choices"]
@@ -66,12 +83,15 @@ def _read(path: Path) -> pd.DataFrame:
             summary["status"],
         )
         runs[row.run] = values
+        nums_of_clients[row.run] = config["num_clients"]
         starts.append({"run": row.run, "round": 0, "test_accuracy": summary["initial_accuracy"]})
     # 2. The rounds, with round 0. A run that ended before round 1 has no other.
     rounds = pd.concat([pd.DataFrame(starts), table.dropna(subset="round")[["run", *fields]]])
     rounds = rounds.sort_values(["run", "round"])
     rounds["bytes"] = rounds["bytes_down"].add(rounds["bytes_up"]).fillna(0)
     rounds["bytes"] = rounds.groupby("run")["bytes"].cumsum()
+    uploads = rounds["participation_ratio"].fillna(0) * rounds["run"].map(nums_of_clients)
+    rounds["uploads"] = uploads.groupby(rounds["run"]).cumsum() / rounds["round"].clip(lower=1)
     rounds.loc[rounds["round"] == 0, "simulated_time"] = 0.0
     rounds = rounds.dropna(subset="test_accuracy")
     # 3. Both together.

@@ -27,6 +27,9 @@ DIFFERENCE = {
     "v1_base_scaffold": "SCAFFOLD",
 }
 """The thing that differs from the base, by setting."""
+DEADLINE = "v1_base_deadline"
+NUM_NAMED = 2
+"""Number of methods that are named for the most updates that arrive, and for the fewest."""
 
 
 def variations(answer: Answer) -> str:
@@ -43,6 +46,8 @@ def variations(answer: Answer) -> str:
     parts = [_table(of_baseline, by_seed, settings)]
     if BASE in settings and len(settings) > 1:
         parts.append(_changes_in_words(by_seed, settings[1:]))
+    if DEADLINE in settings:
+        parts.append(_arrivals_in_words(rounds[rounds["setting"] == DEADLINE]))
     return "\n\n".join(parts)
 
 
@@ -78,6 +83,26 @@ def _changes_in_words(by_seed: pd.DataFrame, settings: list[str]) -> str:
         "Methods whose gain has changed from the base (the 95 % interval of the change excludes "
         f"zero):\n\n{bullets(texts)}\n\nThese intervals are not corrected: of {num_compared} "
         f"changes, {num_compared / 20:.1f} would be named by chance, and {num_named} are."
+    )
+
+
+def _arrivals_in_words(rounds: pd.DataFrame) -> str:
+    """Say how many updates arrive in a round before the deadline: means over runs, and the worst
+    run of the methods with the fewest."""
+    last_rounds = rounds.sort_values("round").groupby(scores.KEYS)["uploads"].last()
+    by_method = last_rounds.groupby("method").agg(["mean", "min"])
+    of_random = by_method.loc[REFERENCE, "mean"]
+    rivals = by_method.drop(index=[*BASELINE, *scores.NO_METHODS], errors="ignore")
+    rivals = rivals.sort_values("mean", ascending=False)
+    most = []
+    for row in rivals[:NUM_NAMED].itertuples():
+        most.append(f"`{row.Index}` ({row.mean:.1f})")
+    fewest = []
+    for row in rivals[: -NUM_NAMED - 1 : -1].itertuples():
+        fewest.append(f"`{row.Index}` ({row.mean:.1f}, in its worst run {row.min:.1f})")
+    return (
+        f"Before the deadline, {of_random:.1f} updates arrive in a round with random selection. "
+        f"Most arrive with {' and '.join(most)}, and fewest with {' and '.join(fewest)}."
     )
 
 

@@ -42,8 +42,8 @@ from scipy.spatial.distance import pdist
 from sklearn.linear_model import LogisticRegression
 
 from fedsim.jobs.cli import run
-from fedsim.papers.judge import Judged
-from fedsim.papers.pair_claims import claims_table, judge_conditions
+from fedsim.papers.judge import Judgement
+from fedsim.papers.pair_claims import judge_conditions, pair_claims_table
 from fedsim.papers.pair_study import (
     Condition,
     Fold,
@@ -245,7 +245,7 @@ def test_a_fold_picks_pairs_by_other_seeds_than_the_one_that_it_is_measured_on()
 # --- claims ---
 
 
-def judged_by_id(effects: dict[str, float], num_seeds: int) -> dict[str, Judged]:
+def judged_by_id(effects: dict[str, float], num_seeds: int) -> dict[str, Judgement]:
     """Judge toy conditions. Return the judgements by the ids of the module docstring."""
     judged = judge_conditions(NAMES, toy_conditions(effects, num_seeds))
     return {row.printed.id.removeprefix("pncs.table1."): row for row in judged}
@@ -314,13 +314,13 @@ def test_the_claim_on_ranks_counts_seeds() -> None:
     rank = judged_by_id({"cos_4": 1.0}, FIVE_SEEDS)["rank"]
     assert rank.detail == "rank 1 to 1 of 3"
     assert rank.verdict == "undecided"  # five seeds are too few
-    table = claims_table([rank])
+    table = pair_claims_table([rank])
     assert list(table.texts["ours"]) == ["holds for 5 of 5 seeds [0.48, 1.00]"]
 
 
 def test_the_table_of_claims_has_a_row_for_each() -> None:
     judged = judged_by_id({"cos_4": 1.0}, FIVE_SEEDS)
-    table = claims_table(list(judged.values()))
+    table = pair_claims_table(list(judged.values()))
     assert len(judged) == 9
     assert list(table.texts["verdict"]) == [row.verdict for row in judged.values()]
 

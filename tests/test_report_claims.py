@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.papers.judge import Judged, correct_all, examine
+from fedsim.papers.judge import Judgement, correct_all, judge_publication
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Publication, publications
 from fedsim.report.tables import pooled_pairs
@@ -19,10 +19,10 @@ YES, NO, BY_DIRECTION, NONE = "reproduced", "not reproduced", "direction only", 
 NO_RUNS = "no runs"
 
 
-def judge(cases: Cases, *claims: Claim) -> list[Judged]:
+def judge(cases: Cases, *claims: Claim) -> list[Judgement]:
     """Return the judgements on the claims of a paper that has no others."""
     publication = Publication("x", "t", "s", [], [], [], claims)
-    ((_, judged),) = correct_all([(publication, examine(publication, cases))])
+    ((_, judged),) = correct_all([(publication, judge_publication(publication, cases))])
     return judged
 
 

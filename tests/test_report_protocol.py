@@ -11,7 +11,7 @@ import yaml
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
 from fedsim.papers.evidence import Evidence
-from fedsim.papers.judge import Judged, correct_all, examine, examine_all, verdicts_by_id
+from fedsim.papers.judge import Judgement, correct_all, judge_all, judge_publication, verdicts_by_id
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import RULES, Number, Publication
 from fedsim.results.files import json_ready
@@ -49,10 +49,10 @@ def write_runs(
         (run / "config.yaml").write_text(yaml.safe_dump({**config, "seed": seed}))
 
 
-def judged_in(folder: Path) -> dict[str, Judged]:
+def judged_in(folder: Path) -> dict[str, Judgement]:
     """Return the judgements on the runs below a folder by id."""
     by_id = {}
-    for _, judgements in correct_all(examine_all(read_runs(folder))):
+    for _, judgements in correct_all(judge_all(read_runs(folder))):
         by_id.update({judged.printed.id: judged for judged in judgements})
     return by_id
 
@@ -129,9 +129,9 @@ def test_a_report_of_two_presets_names_them(two_presets: Path) -> None:
 
 
 def test_verdicts_of_several_presets_on_a_number_have_the_presets_names() -> None:
-    unjudged = Judged(NUMBER, None, preset="a")
-    first = Judged(NUMBER, Evidence(None), preset="b")
-    second = Judged(NUMBER, Evidence(None), preset="c")
+    unjudged = Judgement(NUMBER, None, preset="a")
+    first = Judgement(NUMBER, Evidence(None), preset="b")
+    second = Judgement(NUMBER, Evidence(None), preset="c")
     assert verdicts_by_id([unjudged]) == {"t/x/y": "not judged"}
     assert verdicts_by_id([unjudged, first]) == {"t/x/y": "undecided"}
     assert set(verdicts_by_id([first, second])) == {"t/x/y (b)", "t/x/y (c)"}
@@ -141,7 +141,7 @@ def test_a_number_that_several_settings_fit_is_not_judged(tmp_path: Path) -> Non
     for rho in (0.5, 1):
         write_runs(tmp_path, "preset=gpfl_rho", f"selector.exploration.rho={rho}")
     cases = Cases(groups_of(tmp_path), "gpfl_rho")
-    (judged,) = examine(Publication("x", "t", "s", [], [], [NUMBER], []), cases)
+    (judged,) = judge_publication(Publication("x", "t", "s", [], [], [NUMBER], []), cases)
     detail = "several runs are of selector=gpfl: rho=0.5, rho=1"
     assert (judged.verdict, judged.detail) == ("not judged", detail)
 

@@ -26,7 +26,7 @@ from fedsim.results.statistics import Estimate
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """A printed number or claim, and the evidence about it from our runs.
 
     `evidence` is None if the number or claim cannot be judged. `detail` is then the reason, and
@@ -50,11 +50,11 @@ class Judged:
         return "not judged" if self.evidence is None else self.evidence.verdict
 
 
-Compared = list[tuple[Publication, list[Judged]]]
+ByPublication = list[tuple[Publication, list[Judgement]]]
 """The judgements of each publication (a file of numbers/)."""
 
 
-def examine_all(runs: Iterable[Run]) -> Compared:
+def judge_all(runs: Iterable[Run]) -> ByPublication:
     """Return the judgements of all publications about the presets and sizes of the runs.
 
     Each preset is judged by its own runs alone. P-values are not yet corrected.
@@ -69,11 +69,11 @@ def examine_all(runs: Iterable[Run]) -> Compared:
         groups = by(runs_frame(members), "group") if publications else {}
         for publication in publications:
             cases = Cases(groups, preset, scale, publication.substitutes)
-            examined.append((publication, examine(publication, cases)))
+            examined.append((publication, judge_publication(publication, cases)))
     return examined
 
 
-def examine(publication: Publication, cases: Cases) -> list[Judged]:
+def judge_publication(publication: Publication, cases: Cases) -> list[Judgement]:
     """Return the judgements of a publication's numbers and claims for which there are runs.
 
     P-values are not yet corrected.
@@ -97,15 +97,15 @@ def examine(publication: Publication, cases: Cases) -> list[Judged]:
                 note = printed.note
         except UnjudgedError as reason:
             detail = str(reason)
-            judged.append(Judged(printed, None, detail, cases.preset, ours=ours, rounds=rounds))
+            judged.append(Judgement(printed, None, detail, cases.preset, ours=ours, rounds=rounds))
             continue
         remarks = [evidence.detail, note, cases.remark(nearest[0])]
         detail = "; ".join(remark for remark in remarks if remark)
-        judged.append(Judged(printed, evidence, detail, cases.preset, ours=ours))
+        judged.append(Judgement(printed, evidence, detail, cases.preset, ours=ours))
     return judged
 
 
-def correct_all(compared: Compared) -> Compared:
+def correct_all(compared: ByPublication) -> ByPublication:
     """Return the judgements with corrected p-values, in the usual and in the stricter reading."""
     all_judged, families, papers = [], [], []
     for publication, judgements in compared:
@@ -137,8 +137,8 @@ def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
 
 
 def correct_within_families(
-    judged: Sequence[Judged], families: Sequence[Hashable], papers: Sequence[Hashable]
-) -> list[Judged]:
+    judged: Sequence[Judgement], families: Sequence[Hashable], papers: Sequence[Hashable]
+) -> list[Judgement]:
     """Return the judgements with corrected evidence, in the same order.
 
     `families` and `papers` have the key of each judgement. The evidence is corrected within its
@@ -156,7 +156,7 @@ def correct_within_families(
 
 
 def _corrected_evidence(
-    judged: Sequence[Judged], keys: Sequence[Hashable]
+    judged: Sequence[Judgement], keys: Sequence[Hashable]
 ) -> dict[int, tuple[Evidence, int]]:
     """Return corrected evidence, and the number of tests with the same key, by position in
     `judged`.
@@ -177,13 +177,13 @@ def _corrected_evidence(
     return result
 
 
-def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:
+def verdicts_by_id(judged: Iterable[Judgement]) -> dict[str, Verdict]:
     """Return the verdict on each number and claim, by its id.
 
     Several presets may be about the same number or claim. Then only presets with evidence count. If
     several have evidence, each id is followed by the preset: "id (preset)".
     """
-    by_id: dict[str, list[Judged]] = {}
+    by_id: dict[str, list[Judgement]] = {}
     for judgement in judged:
         by_id.setdefault(judgement.printed.id, []).append(judgement)
     verdicts: dict[str, Verdict] = {}
@@ -211,7 +211,7 @@ def omnibus(errors: Sequence[float]) -> tuple[int, float, float, float] | None:
     return len(z), float(z.mean()), float(z.std(ddof=1)), p_value
 
 
-def standardised_errors(judged: Sequence[Judged]) -> dict[tuple[str, str], list[float]]:
+def standardised_errors(judged: Sequence[Judgement]) -> dict[tuple[str, str], list[float]]:
     """Return the standardised errors of the judged numbers, by (table, row).
 
     The key (table, "") has the errors of all rows except those added after runs had been seen. An

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.core.arrays import Floats
 from fedsim.papers.evidence import Evidence, Sign, majority_evidence, sign_evidence
-from fedsim.papers.judge import Judged, correct_within_families
+from fedsim.papers.judge import Judgement, correct_within_families
 from fedsim.papers.pair_study import (
     COSINE_PREFIX,
     PNCS_FEATURE,
@@ -23,7 +23,7 @@ from fedsim.papers.pair_study import (
     standardised,
 )
 from fedsim.papers.published import Claim
-from fedsim.papers.tables import claims
+from fedsim.papers.tables import claims_table
 from fedsim.report.table import Table
 from fedsim.results.labels import sort_key
 from fedsim.results.statistics import MIN_SEEDS, Share, differences
@@ -50,7 +50,7 @@ Score = Callable[[Fold, Sequence[Condition]], Floats]
 """A function that returns a number for each feature on some conditions, [F]; smaller is better."""
 
 
-def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[Judged]:
+def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[Judgement]:
     """Return the judgements of all claims by these conditions, whose features have these `names`.
 
     There are none without conditions.
@@ -59,10 +59,10 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
         return []
     table = replace(_claim("best", "Table I"), id="pncs.table1")
     if PNCS_FEATURE not in names:
-        return [Judged(table, None, f"{PNCS_FEATURE} was not measured")]
+        return [Judgement(table, None, f"{PNCS_FEATURE} was not measured")]
     seeds = sorted({condition.seed for condition in conditions})
     if len(seeds) < MIN_SEEDS:
-        return [Judged(table, Evidence(None), f"{len(seeds)} seeds")]
+        return [Judgement(table, Evidence(None), f"{len(seeds)} seeds")]
     folds = []
     for seed in seeds:
         held = [condition for condition in conditions if condition.seed == seed]
@@ -82,9 +82,9 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
     return correct_within_families(judged, families, ["Table I"] * len(judged))
 
 
-def claims_table(judged: Sequence[Judged]) -> Table:
+def pair_claims_table(judged: Sequence[Judgement]) -> Table:
     """Return the judged claims as a table."""
-    table = claims(judged)
+    table = claims_table(judged)
     values = table.values.rename(columns={"ours [95 %]": "ours"})
     title = "Claims on PNCS's Table I (written after runs had been seen)"
     return Table("pair_claims", title, values, table.formats, RULE, styles=table.styles)
@@ -100,7 +100,7 @@ def _claim(name: str, where: str = "V-B", setting: str | None = None) -> Claim:
     return Claim(identity, where, text, {}, "")
 
 
-def _negative(folds: Sequence[Fold]) -> Judged:
+def _negative(folds: Sequence[Fold]) -> Judgement:
     """Judge the sign of the weight of cos_4 alone, in models of each seed's own data."""
     weights = []
     for fold in folds:
@@ -109,7 +109,7 @@ def _negative(folds: Sequence[Fold]) -> Judged:
     return _tested("negative", weights, "weight of each seed's own model")
 
 
-def _against_random(folds: Sequence[Fold], setting: str | None) -> Judged:
+def _against_random(folds: Sequence[Fold], setting: str | None) -> Judgement:
     """Judge whether the pair with the lowest cos_4 is better than the mean pair, in all conditions
     or in one setting."""
     by_seed = []
@@ -125,7 +125,7 @@ def _against_random(folds: Sequence[Fold], setting: str | None) -> Judged:
     return _tested("random", by_seed, "difference in relative loss", setting=setting)
 
 
-def _rank(folds: Sequence[Fold]) -> Judged:
+def _rank(folds: Sequence[Fold]) -> Judgement:
     """Judge whether cos_4 has the largest weight in the model with all features.
 
     Each seed has a model of its own data, so that seeds are independent.
@@ -136,14 +136,14 @@ def _rank(folds: Sequence[Fold]) -> Judged:
         ranks.append(1 + int((weights > weights[fold.pncs]).sum()))
     evidence = majority_evidence(Share(ranks.count(1), len(ranks)))
     detail = f"rank {min(ranks)} to {max(ranks)} of {len(folds[0].names)}"
-    return Judged(_claim("rank", "Table I"), evidence, detail)
+    return Judgement(_claim("rank", "Table I"), evidence, detail)
 
 
-def _power(folds: Sequence[Fold]) -> Judged:
+def _power(folds: Sequence[Fold]) -> Judgement:
     """Judge cos_4 against the other cosines."""
     cosines = [name for name in folds[0].names if name.startswith(COSINE_PREFIX)]
     if cosines == [PNCS_FEATURE]:
-        return Judged(_claim("power"), None, "no other power was measured")
+        return Judgement(_claim("power"), None, "no other power was measured")
     detail = "difference to {}"
     return _against_rival("power", folds, _mean_loss, _mean_loss, detail, prefix=COSINE_PREFIX)
 
@@ -167,7 +167,7 @@ def _against_rival(
     *,
     prefix: str = "",
     sign: Sign = "negative",
-) -> Judged:
+) -> Judgement:
     """Judge the score of cos_4 minus that of its rival, with a value for each held-out seed.
 
     For each fold the rival is the other feature with the lowest score `chosen_by` on the other
@@ -191,7 +191,7 @@ def _tested(
     *,
     setting: str | None = None,
     sign: Sign = "negative",
-) -> Judged:
+) -> Judgement:
     """Judge the claim that the mean of `values`, one for each seed, has this `sign`."""
     evidence = sign_evidence(differences(values), sign)
-    return Judged(_claim(name, setting=setting), evidence, detail)
+    return Judgement(_claim(name, setting=setting), evidence, detail)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedsim.papers.evidence import Evidence
-from fedsim.papers.judge import Compared, Judged, omnibus, standardised_errors
+from fedsim.papers.judge import ByPublication, Judgement, omnibus, standardised_errors
 from fedsim.papers.published import RULES, VERDICTS, Claim, Number
 from fedsim.report.table import Format, Table, make_frame, show_both, show_p
 from fedsim.results.statistics import Estimate
@@ -27,9 +27,9 @@ STYLES: dict[str, str] = {
 JUDGED_HEADER = ["the same (Holm)", "verdict", OVER_PAPER, ""]
 
 
-def totals(compared: Compared) -> Table:
+def totals_table(compared: ByPublication) -> Table:
     """Return the number of numbers and claims with each verdict, by paper."""
-    by_paper: dict[str, list[Judged]] = {}
+    by_paper: dict[str, list[Judgement]] = {}
     for publication, judged in compared:
         by_paper.setdefault(publication.paper, []).extend(judged)
     rows = []
@@ -50,7 +50,7 @@ def totals(compared: Compared) -> Table:
     return Table("totals", "Verdicts by paper", frame, rules=RULES["holm"])
 
 
-def beside(judged: Sequence[Judged]) -> Table:
+def comparison_table(judged: Sequence[Judgement]) -> Table:
     """Return the printed numbers next to ours at any size: final accuracies, if there are any.
 
     If all of them have one verdict, it is in the title instead of a column.
@@ -75,7 +75,7 @@ def _short_name(printed: Number) -> str:
     return printed.id.partition("/")[2].replace("/", " ")
 
 
-def numbers(judged: Sequence[Judged]) -> Table:
+def numbers_table(judged: Sequence[Judgement]) -> Table:
     """Return the numbers printed in a paper next to ours, with verdicts."""
     rows = []
     for place, judgement in zip(_places(judged), judged, strict=True):
@@ -115,7 +115,7 @@ def _show_range(interval: tuple[float, float] | None) -> str:
     return "-" if interval is None else "{:.3f} to {:.3f}".format(*interval)
 
 
-def all_numbers(judged: Sequence[Judged]) -> Table:
+def omnibus_table(judged: Sequence[Judgement]) -> Table:
     """Return the omnibus check of each printed table and of each of its rows."""
     rows = []
     for (table, row), errors in sorted(standardised_errors(judged).items()):
@@ -134,7 +134,7 @@ def all_numbers(judged: Sequence[Judged]) -> Table:
     return Table("omnibus", "All printed numbers at once", frame, formats, note)
 
 
-def claims(judged: Sequence[Judged]) -> Table:
+def claims_table(judged: Sequence[Judgement]) -> Table:
     """Return the claims of a paper next to our results, with verdicts."""
     rows = []
     for place, judgement in zip(_places(judged), judged, strict=True):
@@ -168,7 +168,7 @@ def _verdict_table(
     return Table(name, title, frame, {**formats, **p_columns}, rules=rules, styles=STYLES)
 
 
-def _judged_cells(judgement: Judged) -> list[Any]:
+def _judged_cells(judgement: Judgement) -> list[Any]:
     """Return the last cells of a row, whose columns are the raw p-values and `JUDGED_HEADER`."""
     evidence = judgement.evidence or Evidence(None)
     return [
@@ -180,7 +180,7 @@ def _judged_cells(judgement: Judged) -> list[Any]:
     ]
 
 
-def _places(judged: Sequence[Judged]) -> list[str]:
+def _places(judged: Sequence[Judgement]) -> list[str]:
     """Return the place of each number or claim in the paper.
 
     If the judged runs are of several presets, the preset is added.

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.papers.evidence import Evidence, holm_corrected, number_evidence
-from fedsim.papers.judge import Judged, family_of
+from fedsim.papers.judge import Judgement, family_of
 from fedsim.papers.published import VERDICTS, Claim, Number, Publication
 from fedsim.results.frames import finished_rows
 from fedsim.results.measures import bounds_of
@@ -55,7 +55,7 @@ def rates(shipped: Shipped) -> str:
     return markdown(header, rows)
 
 
-def _is_accuracy(judged: Judged) -> bool:
+def _is_accuracy(judged: Judgement) -> bool:
     if not isinstance(judged.printed, Number) or judged.evidence is None:
         return False
     is_estimate = isinstance(judged.evidence.ours, Estimate)
@@ -67,7 +67,7 @@ def _paper_of(publication: Publication, printed: Number | Claim) -> Hashable:
 
 
 def _simulated(
-    known: Iterable[tuple[Publication, Judged]],
+    known: Iterable[tuple[Publication, Judgement]],
     offset: float,
     key: Callable[[Publication, Number | Claim], Hashable],
     rng: np.random.Generator,
@@ -107,7 +107,7 @@ class OpenItem:
     """
 
     folder: Path
-    judged: Judged
+    judged: Judgement
     seeds: int | None
     groups: frozenset[Choices]
     hours_per_run: float

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.papers.judge import Compared, Judged, correct_all, examine_all
+from fedsim.papers.judge import ByPublication, Judgement, correct_all, judge_all
 from fedsim.results.archive import read_archive
 from fedsim.results.frames import runs_frame
 
@@ -27,16 +27,16 @@ class Shipped:
     frames: Mapping[Path, pd.DataFrame]
 
     @cached_property
-    def judged(self) -> dict[Path, Compared]:
+    def judged(self) -> dict[Path, ByPublication]:
         """The judgements by folder. Tests of a family are corrected together over all folders.
 
         A folder that is not named after a preset has runs in other settings, which no claim is
         about.
         """
-        examined: dict[Path, Compared] = {}
+        examined: dict[Path, ByPublication] = {}
         for folder, frame in self.frames.items():
             if (PRESETS / f"{folder.name.removesuffix('_small')}.yaml").is_file():
-                examined[folder] = examine_all(frame["run"])
+                examined[folder] = judge_all(frame["run"])
         everything = [pair for compared in examined.values() for pair in compared]
         corrected = iter(correct_all(everything))
         return {
@@ -44,10 +44,10 @@ class Shipped:
         }
 
     @property
-    def all_judged(self) -> Compared:
+    def all_judged(self) -> ByPublication:
         return [pair for compared in self.judged.values() for pair in compared]
 
-    def judgements(self, folder: Path) -> list[Judged]:
+    def judgements(self, folder: Path) -> list[Judgement]:
         """Return the judgements of all publications that a folder is about."""
         return [judged for _, some in self.judged.get(folder, []) for judged in some]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from fedsim.papers.judge import Judged
+from fedsim.papers.judge import Judgement
 from fedsim.papers.published import VERDICTS, Claim, Number
 from fedsim.report.table import show, show_p
 from fedsim.results.statistics import ROUNDING, Difference, Estimate, Mean
@@ -44,7 +44,7 @@ def totals(shipped: Shipped) -> str:
     A statement is a printed number or a claim. Readings of a method and presets that answer the
     same are one statement.
     """
-    by_paper: dict[str, dict[Hashable, list[Judged]]] = {}
+    by_paper: dict[str, dict[Hashable, list[Judgement]]] = {}
     for publication, some in shipped.all_judged:
         for judged in some:
             statements = by_paper.setdefault(publication.paper, {})
@@ -66,7 +66,7 @@ def totals(shipped: Shipped) -> str:
     return markdown(["paper", "statements", *columns], rows)
 
 
-def _together(rows: Sequence[Judged], verdicts: Sequence[str]) -> str:
+def _together(rows: Sequence[Judgement], verdicts: Sequence[str]) -> str:
     """Return the verdict on a statement from the verdicts of all rows that are about it."""
     tested = [judged for judged in rows if judged.evidence is not None]
     if not tested:
@@ -80,7 +80,7 @@ def _together(rows: Sequence[Judged], verdicts: Sequence[str]) -> str:
     return different.pop() if len(different) == 1 else BY_SETTING
 
 
-def _is_arithmetic(judged: Judged) -> bool:
+def _is_arithmetic(judged: Judgement) -> bool:
     """Return whether all runs give the same, so that there is nothing to test."""
     ours = None if judged.evidence is None else judged.evidence.ours
     return isinstance(ours, Mean) and ours.error < ROUNDING
@@ -88,7 +88,7 @@ def _is_arithmetic(judged: Judged) -> bool:
 
 def logs(shipped: Shipped, *folders: str) -> str:
     """Show the authors' logged sweep over alpha and rho next to ours."""
-    by_value: dict[str, dict[str, Judged]] = {}
+    by_value: dict[str, dict[str, Judgement]] = {}
     for folder in folders:
         for judged in shipped.judgements(RESULTS / folder):
             _, value, measure = judged.printed.id.split("/")
@@ -118,7 +118,7 @@ def logs(shipped: Shipped, *folders: str) -> str:
 # --- cells ---
 
 
-def _text(judged: Judged) -> str:
+def _text(judged: Judgement) -> str:
     """Return the claim, or what a number is of, with a mark if it was written or revised late."""
     printed = judged.printed
     mark = " †" if printed.added_after_runs else ""
@@ -145,31 +145,31 @@ def _printed_value(printed: Number | Claim) -> str:
     return "greater" if printed.gain == 0 else ""
 
 
-def _result(judged: Judged) -> str:
+def _result(judged: Judgement) -> str:
     ours = None if judged.evidence is None else judged.evidence.ours
     if isinstance(ours, Estimate):
         return short(ours).rpartition(" (")[0]
     return signed(ours) if isinstance(ours, Difference) else show(ours)
 
 
-def _half_width(judged: Judged) -> str:
+def _half_width(judged: Judgement) -> str:
     """Return how far one more run of ours reaches to each side of a number."""
     ours = None if judged.evidence is None else judged.evidence.ours
     return three(ours.next_half_width) if isinstance(ours, Estimate) and ours.num > 1 else ""
 
 
-def _verdict(judged: Judged) -> str:
+def _verdict(judged: Judgement) -> str:
     """Return the verdict, and that of the stricter reading if it differs."""
     if judged.over_paper == judged.verdict:
         return judged.verdict
     return f"{judged.verdict} (over the paper: {judged.over_paper})"
 
 
-def _seeds(judged: Judged) -> str:
+def _seeds(judged: Judgement) -> str:
     return "" if judged.evidence is None else str(judged.evidence.num)
 
 
-def _confidence(judged: Judged) -> str:
+def _confidence(judged: Judgement) -> str:
     """Return the corrected p-value of the verdict, with a word for readers without statistics."""
     evidence = judged.evidence
     if evidence is None or judged.verdict in OPEN:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsim.papers import tables as papers
-from fedsim.papers.judge import Judged
+from fedsim.papers.judge import Judgement
 from fedsim.papers.published import Number
 from fedsim.report import tables as results
 from fedsim.report.summary import read_summary_file
@@ -41,10 +41,10 @@ def update(shipped: Shipped, write: bool) -> None:
             print(f"{folder.name}: stays as it is, because no claim is about its runs")
     if write:
         OPEN_FILE.write_text(open_csv(open_items(shipped)), encoding="utf-8")
-    print(papers.totals(shipped.all_judged).markdown())
+    print(papers.totals_table(shipped.all_judged).markdown())
 
 
-def show_changes(folder: Path, judgements: Sequence[Judged]) -> None:
+def show_changes(folder: Path, judgements: Sequence[Judgement]) -> None:
     """Print which verdicts differ from those in the folder's summary.json."""
     recorded = read_summary_file(folder / "summary.json")["verdicts"]
     for judged in judgements:
@@ -57,17 +57,17 @@ def show_changes(folder: Path, judgements: Sequence[Judged]) -> None:
         print(f"{folder.name}: no claims any more: {', '.join(sorted(gone))}")
 
 
-def write_folder(folder: Path, runs: pd.DataFrame, judgements: Sequence[Judged]) -> None:
+def write_folder(folder: Path, runs: pd.DataFrame, judgements: Sequence[Judgement]) -> None:
     """Write the tables that have rows, and the verdicts."""
     tables = [
-        papers.claims(judgements),
+        papers.claims_table(judgements),
         results.by_group("overview", runs),
         results.pairs(runs),
         results.pooled_pairs(runs),
     ]
     numbers = [judged for judged in judgements if isinstance(judged.printed, Number)]
     if any(judged.evidence for judged in numbers):
-        tables += [papers.numbers(numbers), papers.all_numbers(numbers)]
+        tables += [papers.numbers_table(numbers), papers.omnibus_table(numbers)]
     for table in tables:
         if len(table.values):
             (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")

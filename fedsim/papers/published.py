@@ -34,11 +34,14 @@ MAJORITY = 0.5
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "numbers"
+
+
+def _read_yaml(path: Path) -> Any:
+    return yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER)
+
+
 RULES: Mapping[str, str] = {
-    name: text.format(min_seeds=MIN_SEEDS)
-    for name, text in yaml.load(
-        (HERE / "rules.yaml").read_text(encoding="utf-8"), YAML_LOADER
-    ).items()
+    name: text.format(min_seeds=MIN_SEEDS) for name, text in _read_yaml(HERE / "rules.yaml").items()
 }
 """The rules in words, shown with verdicts."""
 
@@ -50,8 +53,10 @@ class Number:
     `about` has the choices of config groups, or config values, that identify our runs. `measure` is
     one of `fedsim.results.measures`, and `where` the place in the paper. `plus_minus` is the
     printed deviation. Our mean must be within `margin` for the number to be reproduced.
-    `added_after_runs` is as in a `Claim`. `statement` identifies the printed number: it is equal
-    for readings of a method and for presets that are about the same number.
+    `added_after_runs` is as in a `Claim`.
+
+    Several of our runs may be compared with one printed number: runs of two readings of a method,
+    or of two presets. `statement` is the same for these, and differs for other printed numbers.
     """
 
     id: str
@@ -67,8 +72,9 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper about the runs identified by `about`. One of these fields is given, and
-    determines its form:
+    """A claim of a paper about the runs identified by `about`.
+
+    A claim gives exactly one of these fields, which determines its form (tests/test_claims.py):
 
     - `at_most`, `at_least`: the `measure` of each run is at most, or at least, this value.
     - `value`: the `measure` is about this value, that is, within `tolerance` of it.
@@ -83,13 +89,15 @@ class Claim:
       `falls` it decreases). With `minus`, the claim is about the difference to the runs that made
       the choices `minus`.
 
-    A comparison that is `pooled_over` a config key or group is about the mean of its differences at
-    these `values`.
+    A comparison with `others` that is `pooled_over` a config key or group is about the mean of the
+    differences at these `values`.
 
-    `any_size`: the claim is about shares and therefore also holds at a smaller size of the preset.
-    `added_after_runs`: the claim was written down after results of the preset had been seen.
-    `revised_after_runs`: its form, its wording or a bound was changed then. `note` is shown with
-    the verdict.
+    Claims of all forms have these fields:
+
+    - `any_size`: the claim is about shares, so that it also holds at a smaller size of the preset.
+    - `added_after_runs`: the claim was written down after results of the preset had been seen.
+    - `revised_after_runs`: its form, its wording or a bound was changed after that.
+    - `note`: a remark that is shown with the verdict.
     """
 
     id: str
@@ -119,8 +127,7 @@ class Claim:
 
     @property
     def statement(self) -> Hashable:
-        """A key of the printed claim. Claims whose texts differ only in the name of our method, or
-        whose presets differ, have the same key."""
+        """A key of the printed claim, as in a `Number`: the name of our method does not count."""
         method = self.about.get("selector")
         return self.where, self.text.replace(method, "") if method else self.text
 
@@ -135,9 +142,9 @@ class Publication:
     """A file of numbers/: the numbers and claims of a paper that are compared with runs of
     `presets`.
 
-    `claims_only` has presets with a scale, such as fedabc_fig2_small. Their runs have another size
-    than the paper's, so that only claims can be compared. `substitutes` are choices of config
-    groups that may replace those of the preset. `paper` is the paper's short name.
+    `paper` is the paper's short name. An item of `claims_only` names a preset and a scale, such as
+    fedabc_fig2_small. Its runs have another size than the paper's, so that only claims can be
+    compared. `substitutes` are choices of config groups that may replace those of the preset.
     """
 
     paper: str
@@ -166,8 +173,10 @@ def publications_about(preset: str, scale: str) -> list[Publication]:
 
 def _read(path: Path) -> Publication:
     """Return the publication in a YAML file, whose keys are the fields of `Publication`."""
-    values = {"claims_only": (), **yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER)}
-    numbers = [number for table in values.pop("tables", ()) for number in _numbers(table)]
+    values = {"claims_only": (), **_read_yaml(path)}
+    numbers = []
+    for table in values.pop("tables", ()):
+        numbers += _numbers(table)
     claims = [Claim(**claim) for claim in values.pop("claims", ())]
     return Publication(**values, numbers=numbers, claims=claims)
 
@@ -179,16 +188,16 @@ def _numbers(table: Mapping[str, Any]) -> list[Number]:
     `margin` is given for the table or for a column, and `rows_added_after_runs` names rows. Rows
     with equal values are one row of the paper, with which several of ours are compared.
     """
+    printed_rows: list[Any] = []
+    for row in table["rows"].values():
+        if row not in printed_rows:
+            printed_rows.append(row)
     numbers = []
-    rows = list(table["rows"].values())
-    for choice, values in table["rows"].items():
-        for index, (column, printed) in enumerate(zip(table["columns"], values, strict=True)):
-            same_value: list[Any] = []  # rows of the paper with this value in the column
-            for row in rows:
-                if row[index] == printed and row not in same_value:
-                    same_value.append(row)
-            value, plus_minus = printed if isinstance(printed, list) else (printed, None)
-            place = table["where"], column["title"], value, same_value.index(values)
+    for choice, row in table["rows"].items():
+        for index, (column, cell) in enumerate(zip(table["columns"], row, strict=True)):
+            value, plus_minus = cell if isinstance(cell, list) else (cell, None)
+            # The paper may print this value in several rows of the column.
+            same_value = [printed for printed in printed_rows if printed[index] == cell]
             number = Number(
                 id=f"{table['id']}/{choice}/{column['title']}",
                 where=table["where"],
@@ -198,7 +207,7 @@ def _numbers(table: Mapping[str, Any]) -> list[Number]:
                 margin=column.get("margin", table.get("margin")),
                 plus_minus=plus_minus,
                 added_after_runs=choice in table.get("rows_added_after_runs", ()),
-                statement=place,
+                statement=(table["where"], column["title"], value, same_value.index(row)),
             )
             numbers.append(number)
     return numbers

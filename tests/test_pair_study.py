@@ -178,7 +178,9 @@ def test_the_fit_is_that_of_scikit_learn() -> None:
     model = LogisticRegression(C=1 / (2e-3 * 60), tol=1e-10, max_iter=10_000)
     weights = np.concatenate([labels, 1 - labels])
     model.fit(np.concatenate([features, features]), np.repeat([1, 0], 60), weights)
-    assert fit(features, labels) == pytest.approx([*model.coef_[0], model.intercept_[0]], abs=1e-4)
+    ours = fit(features, labels)
+    assert ours.weights == pytest.approx(model.coef_[0], abs=1e-4)
+    assert ours.intercept == pytest.approx(model.intercept_[0], abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +216,10 @@ def test_the_last_30_percent_of_the_seeds_are_for_testing() -> None:
 
 def test_a_feature_that_decides_gets_the_weight_and_picks_the_best_pairs() -> None:
     training, testing = split_by_seed(deciding_conditions())
-    deciding_weight, unrelated_weight, constant_weight, _ = fit_on(training)
+    deciding_weight, unrelated_weight, constant_weight = fit_on(training).weights
     assert deciding_weight < -10 * abs(unrelated_weight)  # negative: small values are good
     assert constant_weight == pytest.approx(0, abs=1e-9)
-    fold = Fold(names=["cos_4", "unrelated", "constant"], held=testing, others=training)
+    fold = Fold(names=["cos_4", "unrelated", "constant"], training=training, testing=testing)
     relative_losses_of_cos_4 = fold.relative_losses(testing)[0]
     assert relative_losses_of_cos_4.tolist() == [0] * 5  # the best pair in each of five rounds
 
@@ -231,13 +233,13 @@ def test_a_fold_picks_pairs_by_other_seeds_than_the_one_that_it_is_measured_on()
             testing.append(replace(condition, losses=-condition.losses))
         else:
             training.append(condition)
-    fold = Fold(names=NAMES, held=testing, others=training)
+    fold = Fold(names=NAMES, training=training, testing=testing)
     assert fold.relative_losses(testing)[0].mean() > 0.95  # 1 is the worst pair
-    for feature, (weight, _) in enumerate(fold.alone):
+    for feature, model in enumerate(fold.single_models):
         by_hand = []
         for condition in testing:
             values = condition.features[:, feature]
-            pair = values.argmin() if weight < 0 else values.argmax()
+            pair = values.argmin() if model.weights[0] < 0 else values.argmax()
             by_hand.append(1 - condition.labels[pair])
         assert fold.relative_losses(testing)[feature].tolist() == by_hand
 

@@ -3,15 +3,18 @@
 `protocol` says which runs may be judged, and `examine` finds the evidence. This file corrects the
 p-values for multiple tests, by Holm's method, in two readings. In the usual reading the tests of a
 family are corrected together: what a paper says in one place of one quantity. In the stricter
-reading all tests of a paper are corrected together.
+reading all tests of a paper are corrected together. In both, rows that were added after runs had
+been seen are corrected apart, so that they cannot change the others.
 
 The omnibus check asks about all printed numbers of a table at once: can they, together, be draws
 from the distributions of our runs?
 """
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -24,30 +27,49 @@ from fedsim.results.frames import by, finished_rows, runs_frame
 from fedsim.results.runs import Run
 from fedsim.results.statistics import Estimate
 
+ALL_ROWS = ""
+"""The name under which `standardised_errors` has the errors of all rows of a table."""
+
 
 @dataclass(frozen=True)
 class Judgement:
-    """A printed number or claim, and the evidence about it from our runs.
+    """A number or claim of a paper, and the evidence about it from our runs.
 
-    `evidence` is None if the number or claim cannot be judged. `detail` is then the reason, and
-    otherwise holds remarks. `preset` is the preset of the runs, "" where it does not matter.
-    `over_paper` is the verdict of the stricter reading, and `tests` the number of tests in the
-    family; both are set by `correct_all`. `ours` is the mean of our runs that are like those of a
-    printed number, also if they are too short to judge it. `rounds` then says how long they are.
+    - `paper`: the paper's short name; `preset`: the preset of the runs, "" where it does not
+      matter.
+    - `evidence`: None if the number or claim cannot be judged.
+    - `detail`: the reason why it cannot be judged, or otherwise remarks.
+    - `ours`: the mean of our runs that are compared with a printed number. It is also given for
+      runs that cannot be judged.
+    - `rounds`: how long such runs are, if they are not as long as the preset's.
+    - `tests`: the number of tests in the family; `over_paper`: the verdict of the stricter reading.
+      `corrected` sets both.
     """
 
     printed: Number | Claim
     evidence: Evidence | None
     detail: str = ""
+    paper: str = ""
     preset: str = ""
-    over_paper: Verdict = "not judged"
-    tests: int = 0
     ours: Estimate | None = None
     rounds: str = ""
+    tests: int = 0
+    over_paper: Verdict = "not judged"
 
     @property
     def verdict(self) -> Verdict:
         return "not judged" if self.evidence is None else self.evidence.verdict
+
+    @property
+    def family(self) -> Hashable:
+        """A key that all tests of a family have."""
+        printed = self.printed
+        return *self.paper_family, type(printed), printed.where, printed.measure
+
+    @property
+    def paper_family(self) -> tuple[str, bool]:
+        """A key that all tests have which the stricter reading corrects together."""
+        return self.paper, self.printed.added_after_runs
 
 
 ByPublication = list[tuple[Publication, list[Judgement]]]
@@ -63,14 +85,14 @@ def judge_all(runs: Iterable[Run]) -> ByPublication:
     for run in runs:
         preset = run.choices.get("preset", "")
         by_preset.setdefault((preset, run.choices.get("scale", "full")), []).append(run)
-    examined = []
-    for (preset, scale), members in sorted(by_preset.items()):
+    result = []
+    for (preset, scale), runs_of_preset in sorted(by_preset.items()):
         publications = publications_about(preset, scale) if preset else []
-        groups = by(runs_frame(members), "group") if publications else {}
+        groups = by(runs_frame(runs_of_preset), "group") if publications else {}
         for publication in publications:
             cases = Cases(groups, preset, scale, publication.substitutes)
-            examined.append((publication, judge_publication(publication, cases)))
-    return examined
+            result.append((publication, judge_publication(publication, cases)))
+    return result
 
 
 def judge_publication(publication: Publication, cases: Cases) -> list[Judgement]:
@@ -78,153 +100,141 @@ def judge_publication(publication: Publication, cases: Cases) -> list[Judgement]
 
     P-values are not yet corrected.
     """
-    judged = []
+    judgements = []
     everything: list[Number | Claim] = [*publication.numbers, *publication.claims]
     for printed in everything:
-        nearest = cases.nearest(printed.about)
-        if not nearest:
-            continue
-        ours = None
-        rounds = cases.rounds(nearest[0])
-        if isinstance(printed, Number) and len(nearest) == 1:
-            ours = estimated(finished_rows(cases.groups[nearest[0]]), printed.measure)
-        try:
-            if isinstance(printed, Number):
-                evidence = examine_number(printed, cases)
-                note = ""
-            else:
-                evidence = examine_claim(printed, cases)
-                note = printed.note
-        except UnjudgedError as reason:
-            detail = str(reason)
-            judged.append(Judgement(printed, None, detail, cases.preset, ours=ours, rounds=rounds))
-            continue
-        remarks = [evidence.detail, note, cases.remark(nearest[0])]
-        detail = "; ".join(remark for remark in remarks if remark)
-        judged.append(Judgement(printed, evidence, detail, cases.preset, ours=ours))
-    return judged
+        groups = cases.nearest(printed.about)
+        if groups:
+            judgements.append(_judge(printed, publication.paper, cases, groups))
+    return judgements
 
 
-def correct_all(compared: ByPublication) -> ByPublication:
-    """Return the judgements with corrected p-values, in the usual and in the stricter reading."""
-    all_judged, families, papers = [], [], []
-    for publication, judgements in compared:
-        for judged in judgements:
-            all_judged.append(judged)
-            families.append(family_of(publication, judged.printed))
-            # Rows that were added after runs had been seen cannot change the others.
-            papers.append((publication.paper, judged.printed.added_after_runs))
-    all_corrected = iter(correct_within_families(all_judged, families, papers))  # in the same order
+def _judge(printed: Number | Claim, paper: str, cases: Cases, groups: Sequence[str]) -> Judgement:
+    """Return the judgement of a number or claim by the `groups` of runs that it may be about."""
+    ours = None
+    if isinstance(printed, Number) and len(groups) == 1:
+        ours = estimated(finished_rows(cases.groups[groups[0]]), printed.measure)
+    try:
+        if isinstance(printed, Number):
+            evidence, note = examine_number(printed, cases), ""
+        else:
+            evidence, note = examine_claim(printed, cases), printed.note
+    except UnjudgedError as reason:
+        rounds = cases.rounds(groups[0])
+        return Judgement(printed, None, str(reason), paper, cases.preset, ours, rounds)
+    remarks = [evidence.detail, note, cases.remark(groups[0])]
+    detail = "; ".join(remark for remark in remarks if remark)
+    return Judgement(printed, evidence, detail, paper, cases.preset, ours)
+
+
+def correct_all(judged: ByPublication) -> ByPublication:
+    """Return the judgements of all publications, `corrected` together."""
+    everything = []
+    for _, judgements in judged:
+        everything += judgements
+    all_corrected = corrected(everything)
     result = []
-    for publication, judgements in compared:
-        result.append((publication, [next(all_corrected) for _ in judgements]))
+    start = 0
+    for publication, judgements in judged:
+        end = start + len(judgements)
+        result.append((publication, all_corrected[start:end]))
+        start = end
     return result
 
 
-def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
-    """Return a key that the tests of a family share.
+def corrected(judgements: Sequence[Judgement]) -> list[Judgement]:
+    """Return the judgements, in the same order, with evidence that is corrected in its family.
 
-    A family is what a paper says in one place of one quantity. Rows that were added after runs had
-    been seen are a family of their own.
+    The size of the family and the verdict of the stricter reading are added.
     """
-    return (
-        publication.paper,
-        type(printed),
-        printed.where,
-        printed.measure,
-        printed.added_after_runs,
-    )
-
-
-def correct_within_families(
-    judged: Sequence[Judgement], families: Sequence[Hashable], papers: Sequence[Hashable]
-) -> list[Judgement]:
-    """Return the judgements with corrected evidence, in the same order.
-
-    `families` and `papers` have the key of each judgement. The evidence is corrected within its
-    family, and `over_paper` is the verdict after a correction within its paper.
-    """
-    in_family = _corrected_evidence(judged, families)
-    in_paper = _corrected_evidence(judged, papers)
-    result = list(judged)
-    for place, (evidence, tests) in in_family.items():
-        over_paper = in_paper[place][0].verdict
-        result[place] = replace(
-            judged[place], evidence=evidence, tests=tests, over_paper=over_paper
-        )
+    in_family = _corrected_evidence(judgements, [item.family for item in judgements])
+    in_paper = _corrected_evidence(judgements, [item.paper_family for item in judgements])
+    tested = [item.family for item in judgements if item.evidence and item.evidence.is_tested]
+    num_tests = Counter(tested)
+    result = []
+    for judgement, evidence, strict in zip(judgements, in_family, in_paper, strict=True):
+        if judgement.evidence is None:
+            result.append(judgement)
+            continue
+        tests = num_tests[judgement.family]
+        result.append(replace(judgement, evidence=evidence, tests=tests, over_paper=strict.verdict))
     return result
 
 
 def _corrected_evidence(
-    judged: Sequence[Judgement], keys: Sequence[Hashable]
-) -> dict[int, tuple[Evidence, int]]:
-    """Return corrected evidence, and the number of tests with the same key, by position in
-    `judged`.
+    judgements: Sequence[Judgement], keys: Sequence[Hashable]
+) -> list[Evidence]:
+    """Return the evidence of each judgement, corrected together with all of the same key.
 
-    The evidence of judgements with the same key is corrected together. Judgements without evidence
-    are not in the result.
+    For a judgement without evidence it is `Evidence(None)`, which is no test.
     """
-    by_key: dict[Hashable, dict[int, Evidence]] = {}
-    for place, (key, judgement) in enumerate(zip(keys, judged, strict=True)):
-        if judgement.evidence is not None:
-            by_key.setdefault(key, {})[place] = judgement.evidence
-    result: dict[int, tuple[Evidence, int]] = {}
-    for members in by_key.values():
-        evidences = holm_corrected(list(members.values()))
-        num_tests = sum(evidence.is_tested for evidence in evidences)
-        for place, evidence in zip(members, evidences, strict=True):
-            result[place] = evidence, num_tests
-    return result
+    evidences = [judgement.evidence or Evidence(None) for judgement in judgements]
+    places_of: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        places_of.setdefault(key, []).append(place)
+    for places in places_of.values():
+        together = holm_corrected([evidences[place] for place in places])
+        for place, evidence in zip(places, together, strict=True):
+            evidences[place] = evidence
+    return evidences
 
 
-def verdicts_by_id(judged: Iterable[Judgement]) -> dict[str, Verdict]:
+def verdicts_by_id(judgements: Iterable[Judgement]) -> dict[str, Verdict]:
     """Return the verdict on each number and claim, by its id.
 
     Several presets may be about the same number or claim. Then only presets with evidence count. If
     several have evidence, each id is followed by the preset: "id (preset)".
     """
     by_id: dict[str, list[Judgement]] = {}
-    for judgement in judged:
+    for judgement in judgements:
         by_id.setdefault(judgement.printed.id, []).append(judgement)
     verdicts: dict[str, Verdict] = {}
-    for name, judgements in by_id.items():
-        decided = [judgement for judgement in judgements if judgement.evidence is not None]
-        for judgement in decided or judgements[:1]:
-            key = f"{name} ({judgement.preset})" if len(decided) > 1 else name
+    for name, candidates in by_id.items():
+        with_evidence = [judgement for judgement in candidates if judgement.evidence is not None]
+        for judgement in with_evidence or candidates[:1]:
+            key = f"{name} ({judgement.preset})" if len(with_evidence) > 1 else name
             verdicts[key] = judgement.verdict
     return verdicts
 
 
-def omnibus(errors: Sequence[float]) -> tuple[int, float, float, float] | None:
-    """Return number, mean and standard deviation of standardised errors, and the p-value of the sum
-    of their squares.
+class OmnibusCheck(NamedTuple):
+    """The number, mean and standard deviation of standardised errors, and the p-value of the sum of
+    their squares."""
+
+    num: int
+    mean: float
+    deviation: float
+    p_value: float
+
+
+def omnibus(errors: Sequence[float]) -> OmnibusCheck | None:
+    """Return the check of standardised errors; None if fewer than two are known.
 
     An error is standard normal if the printed number is a draw from the distribution of our runs.
-    Errors that are nan (of one seed, or of runs without any spread) are skipped. Returns None if
-    fewer than two remain. The p-value assumes independent numbers. Numbers of one run at several
-    rounds are not independent: for these it describes and does not test.
+    Errors that are nan (of one seed, or of runs without any spread) are skipped. The p-value
+    assumes independent numbers. Numbers of one run at several rounds are not independent: for these
+    it describes and does not test.
     """
     z = np.array([error for error in errors if math.isfinite(error)])
     if len(z) < 2:
         return None
     p_value = float(special.chdtrc(len(z), float((z**2).sum())))
-    return len(z), float(z.mean()), float(z.std(ddof=1)), p_value
+    return OmnibusCheck(len(z), float(z.mean()), float(z.std(ddof=1)), p_value)
 
 
-def standardised_errors(judged: Sequence[Judgement]) -> dict[tuple[str, str], list[float]]:
+def standardised_errors(judgements: Sequence[Judgement]) -> dict[tuple[str, str], list[float]]:
     """Return the standardised errors of the judged numbers, by (table, row).
 
-    The key (table, "") has the errors of all rows except those added after runs had been seen. An
-    id is "table/row/column".
+    The row `ALL_ROWS` has those of all numbers that were written before runs had been seen. An id
+    is "table/row/column".
     """
     errors: dict[tuple[str, str], list[float]] = {}
-    for judgement in judged:
-        printed = judgement.printed
-        ours = judgement.evidence.ours if judgement.evidence else None
-        if isinstance(printed, Number) and isinstance(ours, Estimate):
+    for judgement in judgements:
+        printed, ours = judgement.printed, judgement.ours
+        if isinstance(printed, Number) and judgement.evidence and ours is not None:
             table, row, _ = printed.id.split("/", 2)
             error = ours.standardised_error(printed.value)
             errors.setdefault((table, row), []).append(error)
             if not printed.added_after_runs:
-                errors.setdefault((table, ""), []).append(error)
+                errors.setdefault((table, ALL_ROWS), []).append(error)
     return errors

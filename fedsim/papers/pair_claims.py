@@ -1,7 +1,8 @@
 """Judgements of PNCS's claims about Table I, by the conditions of the pair study (`pair_study`).
 
 `RULE` says how they are judged. It was written after the runs at `scale=small` had been seen. cos_4
-is the feature that the paper chooses. Its rival is the best other feature.
+(`PNCS_FEATURE`) is the feature that the paper chooses. Its rival is the best other feature. A fold
+holds one seed out for testing. Its models are fitted, and its rival is chosen, on the other seeds.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedsim.core.arrays import Floats
 from fedsim.papers.evidence import Evidence, Sign, majority_evidence, sign_evidence
-from fedsim.papers.judge import Judgement, correct_within_families
+from fedsim.papers.judge import Judgement, corrected
 from fedsim.papers.pair_study import (
     COSINE_PREFIX,
     PNCS_FEATURE,
@@ -46,6 +47,7 @@ TEXTS = {
     "smaller": "another feature has a smaller relative loss than cos_4",
     "wider": "the feature of smallest relative loss has a higher deviation than cos_4",
 }
+"""The claims by name."""
 Score = Callable[[Fold, Sequence[Condition]], Floats]
 """A function that returns a number for each feature on some conditions, [F]; smaller is better."""
 
@@ -53,59 +55,70 @@ Score = Callable[[Fold, Sequence[Condition]], Floats]
 def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[Judgement]:
     """Return the judgements of all claims by these conditions, whose features have these `names`.
 
-    There are none without conditions.
+    If none can be tested, a single judgement stands for all. There is none without conditions.
     """
     if not conditions:
         return []
-    table = replace(_claim("best", "Table I"), id="pncs.table1")
+    all_claims = Claim("pncs.table1", "Table I", TEXTS["best"], about={}, measure="")
     if PNCS_FEATURE not in names:
-        return [Judgement(table, None, f"{PNCS_FEATURE} was not measured")]
+        return [Judgement(all_claims, None, f"{PNCS_FEATURE} was not measured")]
     seeds = sorted({condition.seed for condition in conditions})
     if len(seeds) < MIN_SEEDS:
-        return [Judgement(table, Evidence(None), f"{len(seeds)} seeds")]
+        return [Judgement(all_claims, Evidence(None), f"{len(seeds)} seeds")]
     folds = []
     for seed in seeds:
-        held = [condition for condition in conditions if condition.seed == seed]
-        others = [condition for condition in conditions if condition.seed != seed]
-        folds.append(Fold(list(names), held, others))
+        training = [condition for condition in conditions if condition.seed != seed]
+        testing = [condition for condition in conditions if condition.seed == seed]
+        folds.append(Fold(list(names), training, testing))
     settings = sorted({condition.setting for condition in conditions}, key=sort_key)
-    judged = [_negative(folds), _against_random(folds, None)]
-    judged += [_against_random(folds, setting) for setting in settings]
-    judged += [
-        _rank(folds),
-        _against_rival("best", folds, Fold.entropies, Fold.entropies, "difference to {}"),
-        _power(folds),
-        _against_rival("smaller", folds, _mean_loss, _mean_loss, "cos_4 minus {}", sign="positive"),
-        _against_rival("wider", folds, _mean_loss, _spread, "deviation of cos_4 minus {}"),
-    ]
-    families = [row.printed.id.split(".")[2] for row in judged]  # the claim without its setting
-    return correct_within_families(judged, families, ["Table I"] * len(judged))
+    return corrected(
+        [
+            _negative(folds),
+            _against_random(folds, None),
+            *(_against_random(folds, setting) for setting in settings),
+            _rank(folds),
+            _against_rival("best", folds, Fold.cross_entropies),
+            _power(folds),
+            _against_rival("smaller", folds, _mean_loss, "cos_4 minus {}", sign="positive"),
+            _against_rival(
+                "wider", folds, _deviation, "deviation of cos_4 minus {}", choose_by=_mean_loss
+            ),
+        ]
+    )
 
 
-def pair_claims_table(judged: Sequence[Judgement]) -> Table:
+def pair_claims_table(judgements: Sequence[Judgement]) -> Table:
     """Return the judged claims as a table."""
-    table = claims_table(judged)
-    values = table.values.rename(columns={"ours [95 %]": "ours"})
-    title = "Claims on PNCS's Table I (written after runs had been seen)"
-    return Table("pair_claims", title, values, table.formats, RULE, styles=table.styles)
+    table = claims_table(judgements)
+    return replace(
+        table,
+        name="pair_claims",
+        title="Claims on PNCS's Table I (written after runs had been seen)",
+        values=table.values.rename(columns={"ours [95 %]": "ours"}),
+        note=RULE,
+        rules="",
+    )
 
 
 def _claim(name: str, where: str = "V-B", setting: str | None = None) -> Claim:
-    """Return one of the claims in `TEXTS`, about all settings or one."""
+    """Return one of the claims in `TEXTS`, about all settings or one.
+
+    The name is also the claim's measure, so that its settings are a family of tests.
+    """
     identity = f"pncs.table1.{name}"
     text = TEXTS[name]
     if setting is not None:
         identity += f".{setting}"
         text += f" (shards: {setting})"
-    return Claim(identity, where, text, {}, "")
+    return Claim(identity, where, text, about={}, measure=name)
 
 
 def _negative(folds: Sequence[Fold]) -> Judgement:
-    """Judge the sign of the weight of cos_4 alone, in models of each seed's own data."""
+    """Judge the sign of the weight of cos_4 alone, in a model of each held-out seed."""
     weights = []
     for fold in folds:
-        features = standardised(fold.held, fold.held)[:, [fold.pncs]]
-        weights.append(float(fit(features, labels_of(fold.held))[0]))
+        features = standardised(fold.testing, fold.testing)[:, [fold.pncs_index]]
+        weights.append(float(fit(features, labels_of(fold.testing)).weights[0]))
     return _tested("negative", weights, "weight of each seed's own model")
 
 
@@ -115,10 +128,10 @@ def _against_random(folds: Sequence[Fold], setting: str | None) -> Judgement:
     by_seed = []
     for fold in folds:
         losses = []
-        for condition in fold.held:
+        for condition in fold.testing:
             if setting in (None, condition.setting):
                 labels = condition.labels
-                lowest = condition.features[:, fold.pncs].argmin()
+                lowest = condition.features[:, fold.pncs_index].argmin()
                 losses.append(float(np.mean(labels) - labels[lowest]))
         if losses:
             by_seed.append(float(np.mean(losses)))
@@ -128,12 +141,12 @@ def _against_random(folds: Sequence[Fold], setting: str | None) -> Judgement:
 def _rank(folds: Sequence[Fold]) -> Judgement:
     """Judge whether cos_4 has the largest weight in the model with all features.
 
-    Each seed has a model of its own data, so that seeds are independent.
+    The model is fitted on the held-out seed alone, so that the seeds are independent.
     """
     ranks = []
     for fold in folds:
-        weights = np.abs(fit_on(fold.held)[:-1])
-        ranks.append(1 + int((weights > weights[fold.pncs]).sum()))
+        sizes = np.abs(fit_on(fold.testing).weights)
+        ranks.append(1 + int((sizes > sizes[fold.pncs_index]).sum()))
     evidence = majority_evidence(Share(ranks.count(1), len(ranks)))
     detail = f"rank {min(ranks)} to {max(ranks)} of {len(folds[0].names)}"
     return Judgement(_claim("rank", "Table I"), evidence, detail)
@@ -144,8 +157,7 @@ def _power(folds: Sequence[Fold]) -> Judgement:
     cosines = [name for name in folds[0].names if name.startswith(COSINE_PREFIX)]
     if cosines == [PNCS_FEATURE]:
         return Judgement(_claim("power"), None, "no other power was measured")
-    detail = "difference to {}"
-    return _against_rival("power", folds, _mean_loss, _mean_loss, detail, prefix=COSINE_PREFIX)
+    return _against_rival("power", folds, _mean_loss, rival_prefix=COSINE_PREFIX)
 
 
 def _mean_loss(fold: Fold, conditions: Sequence[Condition]) -> Floats:
@@ -153,33 +165,34 @@ def _mean_loss(fold: Fold, conditions: Sequence[Condition]) -> Floats:
     return fold.relative_losses(conditions).mean(1)
 
 
-def _spread(fold: Fold, conditions: Sequence[Condition]) -> Floats:
-    """Return the standard deviation of the relative losses of these pairs, [F]."""
+def _deviation(fold: Fold, conditions: Sequence[Condition]) -> Floats:
+    """Return the standard deviation of these relative losses, [F]."""
     return fold.relative_losses(conditions).std(1)
 
 
 def _against_rival(
     name: str,
     folds: Sequence[Fold],
-    chosen_by: Score,
-    compared_by: Score,
-    detail: str,
+    score: Score,
+    detail: str = "difference to {}",
     *,
-    prefix: str = "",
+    choose_by: Score | None = None,
+    rival_prefix: str = "",
     sign: Sign = "negative",
 ) -> Judgement:
     """Judge the score of cos_4 minus that of its rival, with a value for each held-out seed.
 
-    For each fold the rival is the other feature with the lowest score `chosen_by` on the other
-    seeds. Both are compared by the score `compared_by` on the held-out seed. `prefix` is that of
-    the names of possible rivals. `detail` describes the difference, with {} for the rivals.
+    The rival of a fold is the other feature with the lowest score on its training conditions. It is
+    chosen by the same score, unless another one is given (`choose_by`). Names of possible rivals
+    begin with `rival_prefix`. `detail` describes the difference, with {} for the rivals.
     """
+    choose_by = choose_by or score
     values = []
     rivals = set()
     for fold in folds:
-        rival = fold.rival(chosen_by(fold, fold.others), prefix)
-        scores = compared_by(fold, fold.held)
-        values.append(float(scores[fold.pncs] - scores[rival]))
+        rival = fold.rival(choose_by(fold, fold.training), rival_prefix)
+        scores = score(fold, fold.testing)
+        values.append(float(scores[fold.pncs_index] - scores[rival]))
         rivals.add(fold.names[rival])
     return _tested(name, values, detail.format(" or ".join(sorted(rivals))), sign=sign)
 

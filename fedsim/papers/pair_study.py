@@ -1,18 +1,20 @@
 """PNCS's Table I: which feature of a pair of gradients predicts how good the pair is.
 
 The values come from the traces of runs with `selector=pair_study`. A condition is one round of one
-run. The label of a pair is its negated validation loss, scaled to 0 .. 1 within the condition.
-Features are standardised over the training conditions. Training and test conditions differ in their
-seeds. `fedsim.papers.pair_claims` judges the paper's claims about the table.
+run. Features are standardised over the training conditions. Training and testing conditions differ
+in their seeds. `fedsim.papers.pair_claims` judges the paper's claims about the table.
 
 A pair is two clients whose gradients could be averaged. It is good if the validation loss after a
-step with their mean update is low. The feature cos_p is the signed-power similarity of their
-updates (`fedsim.selectors.similarity`).
+step with their mean update is low. The relative loss of a pair is this loss, scaled within the
+condition: 0 for the best pair and 1 for the worst. A model predicts the label of a pair, which is 1
+minus its relative loss. The feature cos_p is the signed-power similarity of the two updates
+(`fedsim.selectors.similarity`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ TEST_SHARE = 0.3
 """Share of the seeds that are for testing."""
 SETTING_KEY = "partition.shards_per_client"
 """The config key whose value is the setting of a condition."""
+ROUNDS_IN_SPAN = 5
+"""Number of rounds whose relative losses are averaged in a column of the table by rounds."""
 RANDOM_PAIR = "a random pair"
 """Row of the table for the mean over all pairs."""
 COSINE_PREFIX = "cos_"
@@ -42,6 +46,15 @@ NOTE = (
     "weight among all in one model. relative loss: of the pair that the feature picks, 0 the best "
     "of its round and 1 the worst, with standard deviation."
 )
+ERRORS_OF_TRACES = (
+    DamagedError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+)
+"""What reading a damaged trace may raise: a line may hold any JSON."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +73,16 @@ class Condition:
 
     @property
     def labels(self) -> Floats:
-        """Labels [P]: 1 for the pair with the lowest loss, 0 for the pair with the highest loss,
-        and 0.5 for all pairs if all losses are equal.
-
-        The relative loss of a pair is 1 minus its label.
-        """
+        """Labels [P], from 1 for the lowest loss to 0 for the highest; 0.5 if all are equal."""
         low, high = self.losses.min(), self.losses.max()
         if high == low:
             return np.full(len(self.losses), 0.5)
         return (high - self.losses) / (high - low)
 
-
-# --- reading traces ---
+    @property
+    def relative_losses(self) -> Floats:
+        """Relative losses [P], from 0 for the best pair to 1 for the worst."""
+        return 1 - self.labels
 
 
 def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
@@ -80,16 +91,11 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
     Conditions with values that are not finite are skipped. A damaged trace is skipped with a line
     on stderr.
     """
-    traces = {}
-    for run in runs:
-        lines = _trace_of(run)
-        if lines:
-            traces[run] = lines
-    all_lines = [line for lines in traces.values() for line in lines]
-    names: list[str] = []
-    if all_lines:
-        in_all = set.intersection(*(set(line["features"]) for line in all_lines))
-        names = [name for name in all_lines[0]["features"] if name in in_all]
+    traces = {run: _trace_of(run) for run in runs}
+    all_lines = list(chain.from_iterable(traces.values()))
+    names = list(all_lines[0]["features"]) if all_lines else []
+    for line in all_lines:
+        names = [name for name in names if name in line["features"]]
     conditions = []
     for run, lines in traces.items():
         setting = str(dict(leaves(run.config)).get(SETTING_KEY, "-"))
@@ -112,14 +118,7 @@ def _trace_of(run: Run) -> list[dict[str, Any]]:
             if not isinstance(line["round"], int) or values.ndim != 2:
                 raise ValueError("a line has not as many values of each feature as losses")
             lines.append(line)
-    except (
-        DamagedError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-    ) as error:
+    except ERRORS_OF_TRACES as error:
         tell_left_out(run.folder / TRACE, error)
         return []
     return lines
@@ -138,7 +137,21 @@ def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], lis
     return training or testing, testing
 
 
-# --- models of features ---
+@dataclass(frozen=True)
+class Model:
+    """A logistic regression that predicts labels from F features, with `weights` [F]."""
+
+    weights: Floats
+    intercept: float
+
+    def scores(self, features: Floats) -> Floats:
+        """Return the logits [pairs] of the labels, for features [pairs, F]."""
+        return features @ self.weights + self.intercept
+
+    def cross_entropy(self, features: Floats, labels: Floats) -> float:
+        """Return the mean cross-entropy for features [pairs, F] and labels [pairs]."""
+        scores = self.scores(features)
+        return float(np.mean(np.logaddexp(0, scores) - labels * scores))
 
 
 def standardised(conditions: Sequence[Condition], by: Sequence[Condition]) -> Floats:
@@ -159,76 +172,73 @@ def labels_of(conditions: Sequence[Condition]) -> Floats:
     return np.concatenate([condition.labels for condition in conditions])
 
 
-def fit(features: Floats, labels: Floats) -> Floats:
-    """Return the weights and, last, the intercept of a logistic regression, [F + 1].
+def fit(features: Floats, labels: Floats) -> Model:
+    """Return the model for features [pairs, F] and labels [pairs] between 0 and 1.
 
-    `features` is [pairs, F]. Labels [pairs] may lie between 0 and 1. The loss has the penalty
-    1e-3 |weights|^2.
+    It minimises the mean cross-entropy plus 1e-3 |weights|^2.
     """
     from scipy.optimize import minimize  # imported late, because most reports have no traces
 
-    def objective(w: Floats) -> tuple[float, Floats]:
-        weights = w[:-1]
-        slope = (expit(features @ weights + w[-1]) - labels) / len(labels)
-        gradient = features.T @ slope + 2 * PENALTY * weights
-        value = cross_entropy(w, features, labels) + float(PENALTY * weights @ weights)
-        return value, np.append(gradient, slope.sum())
+    def objective(parameters: Floats) -> tuple[float, Floats]:
+        weights = parameters[:-1]
+        model = Model(weights, parameters[-1])
+        slopes = (expit(model.scores(features)) - labels) / len(labels)
+        gradient = features.T @ slopes + 2 * PENALTY * weights
+        loss = model.cross_entropy(features, labels) + float(PENALTY * weights @ weights)
+        return loss, np.append(gradient, slopes.sum())
 
-    return minimize(objective, np.zeros(features.shape[1] + 1), jac=True, method="L-BFGS-B").x
+    start = np.zeros(features.shape[1] + 1)
+    parameters = minimize(objective, start, jac=True, method="L-BFGS-B").x
+    return Model(parameters[:-1], parameters[-1])
 
 
-def fit_on(conditions: Sequence[Condition]) -> Floats:
-    """Return weights and intercept [F + 1] of a model with all features, fitted on some
-    conditions."""
+def fit_on(conditions: Sequence[Condition]) -> Model:
+    """Return the model with all features, fitted on some conditions."""
     return fit(standardised(conditions, conditions), labels_of(conditions))
-
-
-def cross_entropy(w: Floats, features: Floats, labels: Floats) -> float:
-    """Return the mean cross-entropy of a model (`fit`) over pairs."""
-    scores = features @ w[:-1] + w[-1]
-    return float(np.mean(np.logaddexp(0, scores) - labels * scores))
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A split into conditions that are `held` out and the `others`.
+    """A split of conditions into those for `training` and those for `testing`.
 
-    Models are fitted and features are chosen on the others, and tested on those held out. `names`
-    are the names of the F features.
+    Models are fitted and features are chosen on the former. `names` are those of the F features.
     """
 
     names: list[str]
-    held: Sequence[Condition]
-    others: Sequence[Condition]
+    training: Sequence[Condition]
+    testing: Sequence[Condition]
 
     @cached_property
-    def alone(self) -> list[Floats]:
-        """Weight and intercept of F models that have a single feature each, fitted on the
-        others."""
-        features, labels = standardised(self.others, self.others), labels_of(self.others)
-        return [fit(features[:, [number]], labels) for number in range(len(self.names))]
+    def single_models(self) -> list[Model]:
+        """The models that have a single feature each, fitted on the training conditions, [F]."""
+        features = standardised(self.training, self.training)
+        labels = labels_of(self.training)
+        return [fit(features[:, [index]], labels) for index in range(len(self.names))]
 
-    def entropies(self, conditions: Sequence[Condition]) -> Floats:
-        """Return the cross-entropy [F] of the models in `alone` on some conditions."""
-        features, labels = standardised(conditions, self.others), labels_of(conditions)
-        values = [cross_entropy(w, features[:, [f]], labels) for f, w in enumerate(self.alone)]
+    def cross_entropies(self, conditions: Sequence[Condition]) -> Floats:
+        """Return the cross-entropy [F] of each of the `single_models` on some conditions."""
+        features, labels = standardised(conditions, self.training), labels_of(conditions)
+        values = []
+        for index, model in enumerate(self.single_models):
+            values.append(model.cross_entropy(features[:, [index]], labels))
         return np.array(values)
 
     def relative_losses(self, conditions: Sequence[Condition]) -> Floats:
         """Return the relative loss of the pair that each feature picks, [F, len(conditions)].
 
-        A feature picks the pair of its lowest value if its weight is negative, and of its highest
-        value otherwise.
+        A feature picks the pair of its lowest value if the weight of its model is negative, and of
+        its highest value otherwise.
         """
-        is_negative = np.array([w[0] < 0 for w in self.alone])
+        picks_lowest = np.array([model.weights[0] < 0 for model in self.single_models])
         losses = []
         for condition in conditions:
             lowest, highest = condition.features.argmin(0), condition.features.argmax(0)
-            losses.append(1 - condition.labels[np.where(is_negative, lowest, highest)])
+            picked_pairs = np.where(picks_lowest, lowest, highest)
+            losses.append(condition.relative_losses[picked_pairs])
         return np.array(losses).T
 
     @property
-    def pncs(self) -> int:
+    def pncs_index(self) -> int:
         """The index of the paper's feature in `names`."""
         return self.names.index(PNCS_FEATURE)
 
@@ -238,13 +248,10 @@ class Fold:
         Only features whose names begin with `prefix` count.
         """
         candidates = []
-        for number, name in enumerate(self.names):
-            if number != self.pncs and name.startswith(prefix):
-                candidates.append(number)
-        return min(candidates, key=lambda number: float(scores[number]))
-
-
-# --- tables ---
+        for index, name in enumerate(self.names):
+            if name != PNCS_FEATURE and name.startswith(prefix):
+                candidates.append(index)
+        return min(candidates, key=lambda index: float(scores[index]))
 
 
 def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[Table]:
@@ -254,27 +261,52 @@ def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[T
     """
     if not conditions:
         return []
-    training, testing = split_by_seed(conditions)
-    fold = Fold(list(names), testing, training)
-    joint = fit_on(training)
-    ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1  # 1: the largest weight
-    entropies = fold.entropies(testing)
-    of_random = np.array([np.mean(1 - condition.labels) for condition in testing])
-    losses: dict[str, Floats] = {RANDOM_PAIR: of_random}
-    losses.update(zip(names, fold.relative_losses(testing), strict=True))
-    losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
+    fold = Fold(list(names), *split_by_seed(conditions))
+    losses = {RANDOM_PAIR: np.array([np.mean(item.relative_losses) for item in fold.testing])}
+    losses.update(zip(names, fold.relative_losses(fold.testing), strict=True))
+    best_first = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
+    settings = [condition.setting for condition in fold.testing]
+    spans = [_span(condition.round) for condition in fold.testing]
+    return [
+        _features_table(fold, best_first),
+        _losses_by("setting", "Relative loss by shards a client", best_first, settings),
+        _losses_by("rounds", "Relative loss by rounds", best_first, spans),
+    ]
+
+
+def _span(round: int) -> str:
+    """Return the span of rounds that a round is in: "1 to 5", "6 to 10", ..."""
+    first = (round - 1) // ROUNDS_IN_SPAN * ROUNDS_IN_SPAN + 1
+    return f"{first} to {first + ROUNDS_IN_SPAN - 1}"
+
+
+def _features_table(fold: Fold, losses: Mapping[str, Floats]) -> Table:
+    """Return a table with a row for each key of `losses`: a feature, or `RANDOM_PAIR`.
+
+    `losses` has the relative loss in each testing condition.
+    """
+    joint_model = fit_on(fold.training)
+    by_weight = np.argsort(-np.abs(joint_model.weights)).tolist()  # features, largest weight first
+    cross_entropies = fold.cross_entropies(fold.testing)
     rows: list[list[Any]] = []
     for name, values in losses.items():
-        cells: list[Any] = [""] * 4
+        cells: list[Any] = ["", "", "", ""]
         if name != RANDOM_PAIR:
-            number = fold.names.index(name)
-            weight, rank = float(fold.alone[number][0]), int(ranks[number])
-            cells = [weight, float(joint[number]), rank, float(entropies[number])]
+            index = fold.names.index(name)
+            cells = [
+                fold.single_models[index].weights[0],
+                joint_model.weights[index],
+                by_weight.index(index) + 1,
+                cross_entropies[index],
+            ]
         rows.append([name, *cells, (float(np.mean(values)), float(np.std(values)))])
-    sizes = f"Conditions: {len(training)} for fitting, {len(testing)} for testing, split by seed."
-    if training is testing:
+    sizes = (
+        f"Conditions: {len(fold.training)} for fitting, {len(fold.testing)} for testing, split by "
+        "seed."
+    )
+    if fold.training is fold.testing:
         sizes = (
-            f"Conditions: {len(training)}, all of one seed, fitted and tested on the same. "
+            f"Conditions: {len(fold.training)}, all of one seed, fitted and tested on the same. "
             "Several seeds tell more."
         )
     header = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
@@ -282,28 +314,26 @@ def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[T
         "weight": "+.3f",
         "weight among all": "+.3f",
         "cross-entropy": ".4f",
-        "relative loss": "{0[0]:.3f} ± {0[1]:.3f}".format,
+        "relative loss": _show_loss,
     }
     title = "Features of pairs of gradients (PNCS, Table I)"
-    features = Table("pair_features", title, make_frame(header, rows), formats, f"{sizes} {NOTE}")
-    settings = [condition.setting for condition in testing]
-    spans = []
-    for condition in testing:
-        first = (condition.round - 1) // 5 * 5 + 1  # rounds 1 to 5, 6 to 10, ...
-        spans.append(f"{first} to {first + 4}")
-    return [
-        features,
-        _losses_by("setting", "Relative loss by shards a client", losses, settings),
-        _losses_by("rounds", "Relative loss by rounds", losses, spans),
-    ]
+    return Table("pair_features", title, make_frame(header, rows), formats, f"{sizes} {NOTE}")
+
+
+def _show_loss(mean_and_deviation: tuple[float, float]) -> str:
+    return "{:.3f} ± {:.3f}".format(*mean_and_deviation)
 
 
 def _losses_by(name: str, title: str, losses: Mapping[str, Floats], kinds: Sequence[str]) -> Table:
-    """Return the mean relative losses of each feature, with a column for each kind of condition."""
+    """Return a table of mean relative losses: a row for each feature, and a column for each kind of
+    condition.
+
+    `losses` and `kinds` have the losses and the kinds of the same conditions.
+    """
     columns = sorted(set(kinds), key=sort_key)
     rows: list[list[Any]] = []
     for feature, values in losses.items():
-        means = [float(np.mean(values[np.array(kinds) == column])) for column in columns]
+        means = [np.mean(values[np.array(kinds) == column]) for column in columns]
         rows.append([feature, *means])
     frame = make_frame(["feature", *columns], rows)
     return Table(f"pair_features_by_{name}", title, frame, dict.fromkeys(columns, ".3f"))

@@ -4,69 +4,73 @@ Each row ends with two pairs of p-values (for and against, raw and corrected by 
 verdict, the verdict of the stricter reading (over the paper), and remarks.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from fedsim.papers.evidence import Evidence
 from fedsim.papers.judge import ByPublication, Judgement, omnibus, standardised_errors
 from fedsim.papers.published import RULES, VERDICTS, Claim, Number
 from fedsim.report.table import Format, Table, make_frame, show_both, show_p
-from fedsim.results.statistics import Estimate
 
 AFTER = " (written after runs had been seen)"
 REVISED = " (form revised after runs had been seen)"
+CORRECTED = "the same (Holm)"
+"""The column after that of the raw p-values: the same p-values, corrected."""
 OVER_PAPER = "over the paper"
 """The column of the stricter reading."""
+REMARKS = ""
+"""The column of remarks, which has no heading."""
 STYLES: dict[str, str] = {
     **dict.fromkeys(VERDICTS, "undecided"),
     "reproduced": "reproduced",
     "not reproduced": "not",
 }
 """The CSS classes of cells with verdicts on the page."""
-JUDGED_HEADER = ["the same (Holm)", "verdict", OVER_PAPER, ""]
+VerdictRow = tuple[dict[str, Any], Judgement]
+"""The first cells of a row by column, and the judgement that the last cells show."""
 
 
-def totals_table(compared: ByPublication) -> Table:
+def totals_table(judged: ByPublication) -> Table:
     """Return the number of numbers and claims with each verdict, by paper."""
-    by_paper: dict[str, list[Judgement]] = {}
-    for publication, judged in compared:
-        by_paper.setdefault(publication.paper, []).extend(judged)
+    counts: dict[tuple[str, type, bool], Counter[str]] = defaultdict(Counter)
+    for _, judgements in judged:
+        for judgement in judgements:
+            paper, is_after = judgement.paper_family
+            counts[paper, type(judgement.printed), is_after][judgement.verdict] += 1
+    papers = dict.fromkeys(paper for paper, _, _ in counts)  # each once, in this order
     rows = []
-    for paper, judgements in by_paper.items():
-        for name, kind in (("numbers", Number), ("claims", Claim)):
-            for is_after in (False, True):
-                verdicts = [
-                    judgement.verdict
-                    for judgement in judgements
-                    if isinstance(judgement.printed, kind)
-                    and judgement.printed.added_after_runs == is_after
-                ]
-                counts = Counter(verdicts)
-                if verdicts:
-                    label = f"{name}{AFTER}" if is_after else name
-                    rows.append([paper, label, len(verdicts), *(counts[v] for v in VERDICTS)])
+    for paper, kind, is_after in product(papers, (Number, Claim), (False, True)):
+        verdicts = counts[paper, kind, is_after]
+        if verdicts:
+            label = "numbers" if kind is Number else "claims"
+            label += AFTER if is_after else ""
+            rows.append([paper, label, verdicts.total(), *(verdicts[name] for name in VERDICTS)])
     frame = make_frame(["paper", "", "all", *VERDICTS], rows)
     return Table("totals", "Verdicts by paper", frame, rules=RULES["holm"])
 
 
-def comparison_table(judged: Sequence[Judgement]) -> Table:
+def comparison_table(judgements: Sequence[Judgement]) -> Table:
     """Return the printed numbers next to ours at any size: final accuracies, if there are any.
 
     If all of them have one verdict, it is in the title instead of a column.
     """
-    rows: dict[bool, list[Any]] = {True: [], False: []}
-    for judgement in judged:
+    final_rows: list[list[Any]] = []
+    other_rows: list[list[Any]] = []
+    for judgement in judgements:
         printed, ours = judgement.printed, judgement.ours
-        if isinstance(printed, Number) and ours is not None:
-            reason = judgement.rounds or judgement.detail
-            verdict = ": ".join(filter(None, [reason, judgement.verdict]))
-            row = [_short_name(printed), printed.value, ours, ours.num, verdict]
-            rows[printed.measure == "final_accuracy"].append(row)
-    frame = make_frame(["", "paper", "ours", "seeds", "verdict"], rows[True] or rows[False])
+        if not isinstance(printed, Number) or ours is None:
+            continue
+        reason = judgement.rounds or judgement.detail
+        verdict = f"{reason}: {judgement.verdict}" if reason else judgement.verdict
+        rows = final_rows if printed.measure == "final_accuracy" else other_rows
+        rows.append([_short_name(printed), printed.value, ours, ours.num, verdict])
+    frame = make_frame(["", "paper", "ours", "seeds", "verdict"], final_rows or other_rows)
     title = "The paper's numbers and ours, mean [95 % interval] over seeds"
     if frame["verdict"].nunique() == 1:
-        title += f" ({frame.pop('verdict')[0]})"
+        title += f" ({frame['verdict'][0]})"
+        frame = frame.drop(columns="verdict")
     return Table("paper", title, frame, {"paper": ".4f"}, styles=STYLES)
 
 
@@ -75,35 +79,43 @@ def _short_name(printed: Number) -> str:
     return printed.id.partition("/")[2].replace("/", " ")
 
 
-def numbers_table(judged: Sequence[Judgement]) -> Table:
+def numbers_table(judgements: Sequence[Judgement]) -> Table:
     """Return the numbers printed in a paper next to ours, with verdicts."""
-    rows = []
-    for place, judgement in zip(_places(judged), judged, strict=True):
+    rows: list[VerdictRow] = []
+    for place, judgement in _with_places(judgements):
         printed = judgement.printed
         if not isinstance(printed, Number):
             continue
-        ours = judgement.evidence.ours if judgement.evidence else None
-        ours = ours if isinstance(ours, Estimate) else None
         name = _short_name(printed)
-        if printed.added_after_runs:
-            name += AFTER
-        row: list[Any] = [place, name]
-        row += [(printed.value, printed.plus_minus), ours]
-        row.append(None if ours is None else ours.num)
-        row += [ours.next_interval, ours.next_half_width] if ours and ours.num > 1 else [None, None]
-        row.append(None if ours is None else ours.mean - printed.value)
-        rows.append([*row, printed.margin, *_judged_cells(judgement)])
-    header = ["where", "what", "paper", "ours", "seeds", "one more run of ours", "half its width"]
-    header += ["difference", "margin", "p close / no draw", *JUDGED_HEADER]
-    formats = {
+        row: dict[str, Any] = {
+            "where": place,
+            "what": name + AFTER if printed.added_after_runs else name,
+            "paper": (printed.value, printed.plus_minus),
+            "margin": printed.margin,
+        }
+        ours = judgement.ours if judgement.evidence else None
+        if ours is not None:
+            row["ours"] = ours
+            row["seeds"] = ours.num
+            row["difference"] = ours.mean - printed.value
+            if ours.num > 1:
+                row["one more run of ours"] = ours.next_interval
+                row["half its width"] = ours.next_half_width
+        rows.append((row, judgement))
+    columns: Mapping[str, Format] = {
+        "where": "",
+        "what": "",
         "paper": _show_printed,
+        "ours": "",
+        "seeds": "",
         "one more run of ours": _show_range,
         "half its width": ".3f",
         "difference": "+.4f",
         "margin": "g",
     }
     rules = f"{RULES['judged']} {RULES['number']} {RULES['holm']}"
-    return _verdict_table("numbers", "The paper's numbers and ours", header, rows, formats, rules)
+    title = "The paper's numbers and ours"
+    return _verdict_table("numbers", title, columns, "p close / no draw", rows, rules)
 
 
 def _show_printed(printed: tuple[float, float | None]) -> str:
@@ -115,10 +127,10 @@ def _show_range(interval: tuple[float, float] | None) -> str:
     return "-" if interval is None else "{:.3f} to {:.3f}".format(*interval)
 
 
-def omnibus_table(judged: Sequence[Judgement]) -> Table:
+def omnibus_table(judgements: Sequence[Judgement]) -> Table:
     """Return the omnibus check of each printed table and of each of its rows."""
     rows = []
-    for (table, row), errors in sorted(standardised_errors(judged).items()):
+    for (table, row), errors in sorted(standardised_errors(judgements).items()):
         check = omnibus(errors)
         if check is not None:
             rows.append([table, row or "all rows", *check])
@@ -134,10 +146,10 @@ def omnibus_table(judged: Sequence[Judgement]) -> Table:
     return Table("omnibus", "All printed numbers at once", frame, formats, note)
 
 
-def claims_table(judged: Sequence[Judgement]) -> Table:
+def claims_table(judgements: Sequence[Judgement]) -> Table:
     """Return the claims of a paper next to our results, with verdicts."""
-    rows = []
-    for place, judgement in zip(_places(judged), judged, strict=True):
+    rows: list[VerdictRow] = []
+    for place, judgement in _with_places(judgements):
         claim = judgement.printed
         if not isinstance(claim, Claim):
             continue
@@ -147,44 +159,57 @@ def claims_table(judged: Sequence[Judgement]) -> Table:
         elif claim.revised_after_runs:
             text += REVISED
         ours = judgement.evidence.ours if judgement.evidence else None
-        rows.append([place, text, ours, *_judged_cells(judgement)])
-    header = ["where", "claim", "ours [95 %]", "p for / against", *JUDGED_HEADER]
+        rows.append(({"where": place, "claim": text, "ours [95 %]": ours}, judgement))
+    columns = dict.fromkeys(("where", "claim", "ours [95 %]"), "")
     names = ("judged", "value", "bound", "gain", "level", "trend", "holm")
     rules = " ".join(RULES[name] for name in names)
-    return _verdict_table("claims", "The paper's claims", header, rows, {}, rules)
+    return _verdict_table("claims", "The paper's claims", columns, "p for / against", rows, rules)
 
 
 def _verdict_table(
     name: str,
     title: str,
-    header: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    formats: dict[str, Format],
+    columns: Mapping[str, Format],
+    p_column: str,
+    rows: Sequence[VerdictRow],
     rules: str,
 ) -> Table:
-    """Return a table whose rows end with `_judged_cells`."""
-    p_columns = dict.fromkeys((header[-5], header[-4]), show_both)  # raw and corrected
-    frame = make_frame(header, rows)
-    return Table(name, title, frame, {**formats, **p_columns}, rules=rules, styles=STYLES)
+    """Return a table of numbers or claims with verdicts.
 
-
-def _judged_cells(judgement: Judgement) -> list[Any]:
-    """Return the last cells of a row, whose columns are the raw p-values and `JUDGED_HEADER`."""
-    evidence = judgement.evidence or Evidence(None)
-    return [
-        (evidence.p_for, evidence.p_against),
-        (evidence.holm_for, evidence.holm_against),
-        judgement.verdict,
-        judgement.over_paper,
-        judgement.detail,
-    ]
-
-
-def _places(judged: Sequence[Judgement]) -> list[str]:
-    """Return the place of each number or claim in the paper.
-
-    If the judged runs are of several presets, the preset is added.
+    `columns` has the formats of the first columns, and `p_column` is that of the raw p-values.
     """
-    if len({judgement.preset for judgement in judged}) < 2:
-        return [judgement.printed.where for judgement in judged]
-    return [f"{judgement.printed.where} ({judgement.preset})" for judgement in judged]
+    formats = {
+        **columns,
+        p_column: show_both,
+        CORRECTED: show_both,
+        "verdict": "",
+        OVER_PAPER: "",
+        REMARKS: "",
+    }
+    cells = []
+    for first_cells, judgement in rows:
+        evidence = judgement.evidence or Evidence(None)
+        row = first_cells | {
+            p_column: (evidence.p_for, evidence.p_against),
+            CORRECTED: (evidence.holm_for, evidence.holm_against),
+            "verdict": judgement.verdict,
+            OVER_PAPER: judgement.over_paper,
+            REMARKS: judgement.detail,
+        }
+        cells.append([row.get(column) for column in formats])
+    return Table(name, title, make_frame(list(formats), cells), formats, rules=rules, styles=STYLES)
+
+
+def _with_places(judgements: Sequence[Judgement]) -> list[tuple[str, Judgement]]:
+    """Return the judgements with the place of each number or claim in the paper.
+
+    If the judged runs are of several presets, the preset is added to the place.
+    """
+    presets = {judgement.preset for judgement in judgements}
+    result = []
+    for judgement in judgements:
+        place = judgement.printed.where
+        if len(presets) > 1:
+            place += f" ({judgement.preset})"
+        result.append((place, judgement))
+    return result

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from fedsim.papers.evidence import Evidence, holm_corrected, number_evidence
-from fedsim.papers.judge import Judgement, family_of
-from fedsim.papers.published import VERDICTS, Claim, Number, Publication
+from fedsim.papers.judge import Judgement
+from fedsim.papers.published import VERDICTS, Claim, Number
 from fedsim.results.frames import finished_rows
 from fedsim.results.measures import bounds_of
 from fedsim.results.statistics import UNIT, Estimate, estimate
@@ -39,12 +39,12 @@ def rates(shipped: Shipped) -> str:
     They are simulated with the spreads, seeds and families of the shipped runs.
     """
     known = []
-    for publication, some in shipped.all_judged:
-        known += [(publication, judged) for judged in some if _is_accuracy(judged)]
+    for _, some in shipped.all_judged:
+        known += [judged for judged in some if _is_accuracy(judged)]
     verdicts = [verdict for verdict in VERDICTS if verdict not in NOT_SIMULATED]
     rows = []
     for offset in OFFSETS:
-        for name, key in (("its family", family_of), ("the paper", _paper_of)):
+        for name, key in (("its family", _family), ("the paper", _paper_family)):
             rng = np.random.default_rng(0)
             counts: Counter[str] = Counter()
             for _ in range(TRIALS):
@@ -62,22 +62,27 @@ def _is_accuracy(judged: Judgement) -> bool:
     return is_estimate and bounds_of(judged.printed.measure) == UNIT
 
 
-def _paper_of(publication: Publication, printed: Number | Claim) -> Hashable:
-    return publication.paper, printed.added_after_runs
+def _family(judged: Judgement) -> Hashable:
+    return judged.family
+
+
+def _paper_family(judged: Judgement) -> Hashable:
+    return judged.paper_family
 
 
 def _simulated(
-    known: Iterable[tuple[Publication, Judgement]],
+    known: Iterable[Judgement],
     offset: float,
-    key: Callable[[Publication, Number | Claim], Hashable],
+    key: Callable[[Judgement], Hashable],
     rng: np.random.Generator,
 ) -> list[str]:
     """Return the verdicts on numbers of one run each.
 
-    The true mean of a number's method lies `offset` above or below ours.
+    The true mean of a number's method lies `offset` above or below ours. Tests of
+    equal `key` are corrected together.
     """
     families: dict[Hashable, list[Evidence]] = {}
-    for publication, judged in known:
+    for judged in known:
         assert isinstance(judged.printed, Number)
         assert judged.evidence is not None
         ours = judged.evidence.ours
@@ -85,7 +90,7 @@ def _simulated(
         printed = offset * rng.choice((-1, 1)) + rng.normal(0, ours.sd)
         runs = estimate(rng.normal(0, ours.sd, judged.evidence.num).tolist())
         evidence = number_evidence(printed, runs, judged.printed.margin)
-        families.setdefault(key(publication, judged.printed), []).append(evidence)
+        families.setdefault(key(judged), []).append(evidence)
     verdicts: list[str] = []
     for family in families.values():
         verdicts += [evidence.verdict for evidence in holm_corrected(family)]

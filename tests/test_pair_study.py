@@ -305,6 +305,13 @@ def test_no_claim_is_judged_without_cos_4() -> None:
     assert (row.verdict, row.detail) == ("not judged", "cos_4 was not measured")
 
 
+def test_no_claim_is_judged_without_another_feature() -> None:
+    conditions = toy_conditions({"cos_4": 1.0}, FIVE_SEEDS)
+    with_cos_4 = [replace(item, features=item.features[:, :1]) for item in conditions]
+    [row] = judge_conditions(["cos_4"], with_cos_4)
+    assert (row.verdict, row.detail) == ("not judged", "no other feature was measured")
+
+
 def test_the_claim_on_powers_is_not_judged_without_another_cosine() -> None:
     conditions = toy_conditions({"cos_4": 1.0}, FIVE_SEEDS)
     judged = judge_conditions(["cos_4", "a", "b"], conditions)
@@ -377,6 +384,14 @@ def test_features_that_all_runs_have_are_compared(tmp_path: Path) -> None:
     table = make_tables(names, conditions)[0]
     assert set(table.texts["feature"]) == {"cos_2", "inner product", "a random pair"}
     assert "Conditions: 1 for fitting, 1 for testing, split by seed" in table.note
+
+
+def test_runs_without_a_common_feature_have_no_conditions(tmp_path: Path) -> None:
+    first = traced_run(tmp_path, 0, ["cos_4"])
+    second = traced_run(tmp_path, 1, ["cos_2"])
+    names, conditions = read_conditions([first, second])
+    assert (names, conditions) == ([], [])
+    assert make_tables(names, conditions) == []
 
 
 def test_the_table_of_a_single_seed_says_so(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
     all_claims = Claim("pncs.table1", "Table I", TEXTS["best"], about={}, measure="")
     if PNCS_FEATURE not in names:
         return [Judgement(all_claims, None, f"{PNCS_FEATURE} was not measured")]
+    if len(names) == 1:
+        return [Judgement(all_claims, None, "no other feature was measured")]
     seeds = sorted({condition.seed for condition in conditions})
     if len(seeds) < MIN_SEEDS:
         return [Judgement(all_claims, Evidence(None), f"{len(seeds)} seeds")]

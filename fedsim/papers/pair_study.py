@@ -88,7 +88,8 @@ class Condition:
 def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
     """Return the names of the features that all runs have, and the conditions.
 
-    Conditions with values that are not finite are skipped. A damaged trace is skipped with a line
+    If runs have no feature in common, there are no conditions. Conditions with values that are not
+    finite are skipped. A damaged trace is skipped with a line
     on stderr.
     """
     traces = {run: _trace_of(run) for run in runs}
@@ -96,6 +97,8 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
     names = list(all_lines[0]["features"]) if all_lines else []
     for line in all_lines:
         names = [name for name in names if name in line["features"]]
+    if not names:
+        return [], []
     conditions = []
     for run, lines in traces.items():
         setting = str(dict(leaves(run.config)).get(SETTING_KEY, "-"))

@@ -26,6 +26,7 @@ from fedsim.data.base import LoadedData, Samples
 from fedsim.data.features import extract
 from fedsim.models import backbone as backbones
 from fedsim.models import heads
+from fedsim.models import library as library_module
 from fedsim.models.backbone import LibraryHead
 from tests.dataset_toys import Hostile
 from tests.test_models import CIFAR, build
@@ -218,7 +219,9 @@ def imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
     content = save(tmp_path, network(5).state_dict()).read_bytes()
     digits = hashlib.sha256(content).hexdigest()[:8]
     server = Mock(side_effect=lambda url, path, **_: Path(path).write_bytes(content), digits=digits)
-    monkeypatch.setattr(backbones, "_url", lambda name: f"http://localhost/{name}-{digits}.pth")
+    url = "http://localhost/{}-{}.pth"
+    for module in (backbones, library_module):
+        monkeypatch.setattr(module, "imagenet_url", lambda name: url.format(name, digits))
     monkeypatch.setattr(torch.hub, "download_url_to_file", server)
     return server
 

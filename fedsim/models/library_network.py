@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsim.core.disk import user_path
 from fedsim.core.errors import ConfigError, between, check, rule
 from fedsim.data.cache import sha256_problem
-from fedsim.models.backbone import (
+from fedsim.models.library import (
     checked_file,
     in_three_channels,
     load_weights,

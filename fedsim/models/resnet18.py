@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fedsim.core.errors import check, rule
-from fedsim.models.backbone import torchvision_models
+from fedsim.models.library import torchvision_models
 from fedsim.models.shapes import Shape, require_images
 
 

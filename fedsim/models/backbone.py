@@ -42,6 +42,8 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each of three channels, for pixels in [0, 1]."""
 IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The usual normalisation for networks that were trained on ImageNet."""
+SCALING_NETWORKS = ("googlenet", "inception_v3")
+"""Networks of torchvision that scale their inputs themselves, as their ImageNet weights require."""
 
 
 class TruncatedNetwork(nn.Module):
@@ -81,7 +83,7 @@ class Head(Chain):
 
     def __post_init__(self) -> None:
         nn.Module.__init__(self)
-        self.sources = SourceFiles(Path())  # the files of weights that are read
+        self.sources = SourceFiles(Path())  # the file of weights, once it was read
         require_images(self.input_shape, f"model={self.choice}", 1, (1, 3))
 
 
@@ -89,9 +91,10 @@ class Head(Chain):
 class LibraryHead(Head):
     """The base class of heads on the features of a network of torchvision or timm."""
 
+    is_timm = False
+    """True if the network is one of timm's, which can be made without their classifiers."""
     cut = ""
-    """The layer of torchvision's network whose flattened input is the features; "" for timm, whose
-    features enter the classifier."""
+    """The layer of a network of torchvision whose flattened input is the features."""
     backbone: str
     """The name of the network in its library."""
     weights: str
@@ -104,62 +107,59 @@ class LibraryHead(Head):
     sha256: str | None = None
     """The checksum that the file of weights must have; None accepts any."""
 
-    @property
-    def _is_timm(self) -> bool:
-        """Whether the network is one of timm's; torchvision's always have a `cut`."""
-        return not self.cut
-
     def backbone_key(self) -> str:
-        """Return a text that identifies everything that the features depend on."""
+        """Return a text that identifies everything that the features depend on.
+
+        A file of weights is read for its checksum. Raises `DataError` as `checked_file`.
+        """
         if self.weights == "random":
             source = f"random {self.backbone_seed} torch {torch.__version__.split('+')[0]}"
         elif self.weights == "imagenet":
             source = imagenet_url(self.backbone).rsplit("/", 1)[-1]
         else:
-            source = self._checksum()
-        if self._is_timm:
-            facts = ["timm", self.backbone, source, self.input_size, str(timm_module().__version__)]
+            self.sources = checked_file(self.weights, self.sha256)
+            source = self.sources.sha256
+        if self.is_timm:
+            network = ["timm", self.backbone]
+            library_version = str(timm_module().__version__)
         else:
+            network = [self.backbone, self.cut]
             library_version = version("torchvision").split("+")[0]
-            facts = [self.backbone, self.cut, source, self.input_size, library_version]
-        return json.dumps(facts)
+        return json.dumps([*network, source, self.input_size, library_version])
 
     def load_backbone(self, data_dir: Path) -> TruncatedNetwork:
         """Return the frozen network with its weights. Raises `DataError`."""
         # Libraries draw weights from torch's global generator; its state is restored afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.backbone_seed)
-            network = _new_network(self.backbone, is_timm=self._is_timm).requires_grad_(False)
+            network = _new_network(self.backbone, is_timm=self.is_timm).requires_grad_(False)
         config = timm_config(network)
-        if self._is_timm:
-            removed_layers = np.atleast_1d(config.get("classifier", ())).tolist()
+        if self.is_timm:
+            classifier_layers = np.atleast_1d(config.get("classifier", ())).tolist()
         else:
-            removed_layers = cut_off(network, self.cut)
+            classifier_layers = cut_off(network, self.cut)
         if self.weights != "random":
-            self._load_weights(network, removed_layers, data_dir)
+            self._load_weights(network, classifier_layers, data_dir)
         normalisation = config.get("mean", IMAGENET[0]), config.get("std", IMAGENET[1])
         return TruncatedNetwork(network, self.input_size, normalisation)
 
     def _load_weights(
-        self, network: nn.Module, removed_layers: Sequence[str], data_dir: Path
+        self, network: nn.Module, classifier_layers: Sequence[str], data_dir: Path
     ) -> None:
-        """Load the file of weights into `network`. Raises `DataError` if they do not fit."""
+        """Load the file of weights into `network`. Raises `DataError` if they do not fit, or if the
+        file has changed since `backbone_key`."""
         if self.weights == "imagenet":
             path = imagenet_file(self.backbone, data_dir, self.sources)
         else:
             path = user_path(self.weights)
-        load_weights(network, self.backbone, path, self.sources.read(path), removed_layers)
-
-    def _checksum(self) -> str:
-        """Return the checksum of the file of weights (see `checked_file`)."""
-        self.sources = checked_file(self.weights, self.sha256)
-        return self.sources.sha256
+        load_weights(network, self.backbone, path, self.sources.read(path), classifier_layers)
 
 
 def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
-    """Return the `cut` of a network, its last linear layer ("" for timm), and the features' number.
+    """Return the `cut` of a network of a library, and the number of its features.
 
-    The network passes a tensor without data, so nothing is computed. Raises `ConfigError` for
+    The cut is the last linear layer; it is "" for timm. Images without data pass the network, so
+    that nothing is computed. Raises `ConfigError` for
     `library` if timm is not installed, for `backbone` if there is no such model or layer, and for
     `input_size` if the network does not accept images of that size.
     """
@@ -191,8 +191,7 @@ def _new_network(name: str, *, is_timm: bool) -> nn.Module:
     options: dict[str, Any] = {}
     if is_timm:
         options = {"num_classes": 0}
-    # the two networks that scale their inputs themselves, as their ImageNet weights require
-    elif name in ("googlenet", "inception_v3"):
+    elif name in SCALING_NETWORKS:
         options = {"init_weights": True, "transform_input": True}
     return new_network(name, options, is_timm=is_timm)
 

@@ -67,7 +67,8 @@ class FrozenFeatures(LibraryHead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.cut, width = measure(self.backbone, self.input_size, is_timm=self.library == "timm")
+        self.is_timm = self.library == "timm"
+        self.cut, width = measure(self.backbone, self.input_size, is_timm=self.is_timm)
         widths = [width, self.num_classes]
         if self.hidden is not None:
             widths.insert(1, self.hidden)

@@ -93,9 +93,9 @@ def timm_module() -> Any:
 
 
 def checked_file(weights: str, sha256: str | None) -> SourceFiles:
-    """Return the file of weights, which was read once.
+    """Read the file of weights, and return it with its checksum.
 
-    Raises `DataError` if it is absent, or its checksum differs from `sha256`.
+    Raises `DataError` if the file is absent, or its checksum differs from `sha256`.
     """
     path = user_path(weights)
     if not path.exists():
@@ -114,22 +114,42 @@ def checked_file(weights: str, sha256: str | None) -> SourceFiles:
 
 
 def load_weights(
-    network: nn.Module, name: str, path: Path, content: bytes, own_layers: Sequence[str]
+    network: nn.Module, name: str, path: Path, content: bytes, classifier_layers: Sequence[str]
 ) -> None:
-    """Load the `content` of the file `path` into the network `name`, except for its `own_layers`.
+    """Load the `content` of the file `path` into the network `name`.
 
-    Raises `DataError` if the weights do not fit.
+    The classifier keeps its weights, because those in the file may have been trained on other
+    classes. Raises `DataError` if the weights do not fit.
     """
+    classifier_prefixes = tuple(f"{layer}." for layer in classifier_layers)
+    state = OrderedDict[str, Tensor]()  # a dict would not take the attribute `_metadata`
     try:
-        state = _parse(content, path.suffix, network._version, own_layers)
-        for key, value in network.state_dict().items():
-            if key.startswith(_prefixes(own_layers)):
+        from_file = _state_dict(content, path.suffix)
+        for key, value in from_file.items():
+            if not key.startswith(classifier_prefixes):
                 state[key] = value
+        for key, value in network.state_dict().items():
+            if key.startswith(classifier_prefixes):
+                state[key] = value
+        # A state dict that names no version of the network is taken for one of its present version.
+        metadata = getattr(from_file, "_metadata", {"": {"version": network._version}})
+        state._metadata = metadata  # type: ignore[attr-defined]
         network.load_state_dict(state)
     except Exception as error:  # torch raises many kinds for damaged or unsuitable files
         reason = " ".join(str(error).split())[:200]
         text = f"does not hold the weights of {name} ({reason})"
         raise DataError(f"model.weights={path}: {text}") from error
+
+
+def _state_dict(content: bytes, suffix: str) -> Any:
+    """Return the state dict in the content of a file whose name ends with `suffix`."""
+    if suffix == ".safetensors":
+        return load(content)
+    state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    for key in WRAPPERS:
+        if isinstance(state.get(key), Mapping):
+            return state[key]
+    return state
 
 
 def imagenet_file(name: str, data_dir: Path, sources: SourceFiles) -> Path:
@@ -162,34 +182,3 @@ def imagenet_file(name: str, data_dir: Path, sources: SourceFiles) -> Path:
 def imagenet_url(name: str) -> str:
     """Return the address of torchvision's default weights of a network."""
     return str(torchvision_models().get_model_weights(name).DEFAULT.url)
-
-
-def _parse(
-    content: bytes, suffix: str, version: int, removed_layers: Sequence[str]
-) -> OrderedDict[str, Tensor]:
-    """Return the state dict in a file's content, without the removed layers.
-
-    The removed layers may have been trained on other classes. `version` is assumed for a state dict
-    that names no version of its network.
-    """
-    if suffix == ".safetensors":
-        state: Any = load(content)
-    else:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        for key in WRAPPERS:
-            if isinstance(state.get(key), Mapping):
-                state = state[key]
-                break
-    prefixes = _prefixes(removed_layers)
-    remaining = OrderedDict[str, Tensor]()  # a dict would not take the attribute `_metadata`
-    for key, value in state.items():
-        if not key.startswith(prefixes):
-            remaining[key] = value
-    metadata = getattr(state, "_metadata", {"": {"version": version}})
-    remaining._metadata = metadata  # type: ignore[attr-defined]
-    return remaining
-
-
-def _prefixes(layers: Sequence[str]) -> tuple[str, ...]:
-    """Return the beginnings of the names of the layers' tensors."""
-    return tuple(f"{layer}." for layer in layers)

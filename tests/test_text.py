@@ -282,6 +282,20 @@ def test_texts_are_trained_batched_by_default_and_never_in_c(name: str) -> None:
         native(MODELS[name](), *task)
 
 
+def test_too_many_parameters_are_those_of_the_layers() -> None:
+    """A GRU has three maps of the token and the state, each with a bias."""
+    count = 3 * 20_000 * (3 + 20_000 + 1)
+    with pytest.raises(ConfigError, match=f"hidden=20000: makes {count} parameters of 20003 x "):
+        TextGRU(SHAPE, 5, embedding=3, hidden=20_000)
+
+
+def test_too_many_parameters_count_all_layers_of_a_transformer() -> None:
+    sizes = {"embedding": 64, "heads": 1, "hidden": 4, "dropout": 0}
+    message = f"embedding=64: makes {4 * 64 * 65 * 20_000} parameters of 64 x {256 * 20_000}"
+    with pytest.raises(ConfigError, match=message):
+        TextTransformer(SHAPE, 5, layers=20_000, **sizes)
+
+
 # --- whole runs ----------------------------------------------------------------------------------
 
 

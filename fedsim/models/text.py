@@ -25,12 +25,12 @@ class TextGRU(nn.Module):
     ) -> None:
         super().__init__()
         vocabulary = require_text(input_shape, "model=text_gru").vocabulary
-        widths = [max(hidden, embedding), 3 * hidden, num_classes]
         check(
             at_least("embedding", embedding, 1),
             at_least("hidden", hidden, 1),
             too_many_parameters("embedding", embedding, [vocabulary, embedding]),
-            too_many_parameters("hidden", hidden, widths),
+            too_many_parameters("hidden", hidden, [embedding + hidden, 3 * hidden]),
+            too_many_parameters("hidden", hidden, [hidden, num_classes]),
         )
         self.hidden = hidden
         self.embedding = nn.Embedding(vocabulary, embedding)
@@ -112,7 +112,9 @@ class TextTransformer(nn.Module):
             rule(divides, "heads", heads, f"must divide embedding={embedding}"),
             between("dropout", dropout, 0, 1, open_high=True),
             too_many_parameters("embedding", embedding, [shape.vocabulary, embedding]),
-            too_many_parameters("hidden", hidden, [4 * embedding * layers, embedding + hidden]),
+            # the linear layers of all blocks, side by side
+            too_many_parameters("embedding", embedding, [embedding, 4 * embedding * layers]),
+            too_many_parameters("hidden", hidden, [embedding, hidden * layers, embedding]),
         )
         self.embedding = nn.Embedding(shape.vocabulary, embedding)
         self.positions = nn.Parameter(torch.randn(shape[0], embedding))

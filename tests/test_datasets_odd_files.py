@@ -264,7 +264,7 @@ def test_rows_that_expand_too_much_are_rejected_before_they_are_read(
     path = tmp_path / "train.parquet"
     pq.write_table(rows, path, compression="zstd", use_dictionary=False)
     monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("rows are read"))
-    rule = r"train\.parquet: needs 0\.0 GB of memory, and may need 0\.0 GB; use smaller"
+    rule = r"train\.parquet: needs 0\.0 GB of memory, and may use 0\.0 GB; use smaller"
     with pytest.raises(DataError, match=rule):
         load_parquet(tmp_path)
 
@@ -274,7 +274,7 @@ def test_files_larger_than_the_memory_are_rejected(
 ) -> None:
     write_table(tmp_path / "train.parquet", 4)
     monkeypatch.setattr(cache, "memory_of_machine", lambda: 1000)
-    rule = r"train\.parquet: needs 0\.0 GB of memory, and may need 0\.0 GB"
+    rule = r"train\.parquet: needs 0\.0 GB of memory, and may use 0\.0 GB"
     with pytest.raises(DataError, match=rule):
         load_parquet(tmp_path)
 

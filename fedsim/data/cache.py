@@ -1,8 +1,9 @@
-"""A cache of tensors on disk, and checksums of the source files of data sets.
+"""A cache of tensors on disk, and checks of the source files of data sets.
 
-Data sets decode or generate their tensors by `load_or_build` and the two functions that are based
-on it. Tensors are stored in safetensors files, whose names hold a hash of everything that the
-tensors depend on. Every read verifies a checksum over the tensors; a damaged file is made again.
+Data sets decode their tensors by `load_or_decode`, generate them by `load_or_generate`, or build
+them in another way by `load_or_build`. Tensors are stored in safetensors files, whose names hold a
+hash of everything that the tensors depend on. Every read verifies a checksum over the tensors; a
+damaged file is made again.
 """
 
 import hashlib
@@ -28,9 +29,10 @@ from fedsim.core.errors import DataError, Problem, rule
 FORMAT = "1"
 """The version of the files' format; files of another version are made again."""
 LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
-"""Names of files that systems leave in folders, besides names that begin with a dot."""
+"""Names of files that systems leave in folders. Names that begin with a dot are litter, too."""
 NOT_GENERATING = ("mean", "std", "hold", "augment")
-"""Parameters of generated data sets that do not change the generated tensors."""
+"""Parameters of generated data sets that do not change the generated tensors. Every other parameter
+changes the names of files in the cache."""
 
 
 def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -55,7 +57,7 @@ def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[st
 
 @contextmanager
 def _errors_of_writing(path: Path) -> Iterator[None]:
-    """Raise errors of writing the file `path` of the cache as `DataError`."""
+    """Raise errors in the block, which writes the file `path` of the cache, as `DataError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -67,31 +69,29 @@ def _errors_of_writing(path: Path) -> Iterator[None]:
 def load_or_generate(
     dataset: Any, name: str, version: int, build: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Return the tensors that `build` generates, from the cache if it has them.
+    """Return the tensors of a generated data set from the cache, or by `build`.
 
-    `name` begins the name of the file, and `version` is the version of the generator.
+    The name of the file begins with `name`. `version` is the version of the generator.
     """
     key = digest({"key": parameters_key(version, dataset)})
     return load_or_build(dataset.cache_dir / f"{name}-{key[:32]}.safetensors", build)
 
 
 def parameters_key(version: int, dataset: Any) -> Tensor:
-    """Return bytes [b] uint8 that differ exactly where generated data may differ.
+    """Return what generated tensors depend on, as bytes [b] uint8 for `digest`.
 
-    They state the version of the generator and the data set's parameters that it depends on.
+    It is the version of the generator, and the data set's parameters except `NOT_GENERATING`.
     """
-    names = [field.name for field in fields(dataset) if field.kw_only]
-    values = [
-        (name, getattr(dataset, name)) for name in sorted(names) if name not in NOT_GENERATING
-    ]
+    names = {field.name for field in fields(dataset) if field.kw_only}
+    values = [(name, getattr(dataset, name)) for name in sorted(names.difference(NOT_GENERATING))]
     text = json.dumps([version, *values])
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
 class SourceFiles:
-    """The source files of a data set below the folder `root`; each is read as a whole.
+    """The source files of a data set below the folder `root`. Each is read as a whole.
 
-    Their checksum covers the bytes that were read, which are the bytes that the data are made of.
+    `sums` has the SHA-256 of each file that was read. It covers the same bytes as the data.
     """
 
     def __init__(self, root: Path) -> None:
@@ -101,7 +101,7 @@ class SourceFiles:
     def read(self, path: Path) -> bytes:
         """Return the content of a file.
 
-        Raises `DataError` if it cannot be read, or differs from what was read before.
+        Raises `DataError` if the file cannot be read, or has changed since it was last read.
         """
         require_memory(stat_of(path).st_size, str(path))
         try:
@@ -119,9 +119,9 @@ class SourceFiles:
     def sha256(self) -> str:
         """The SHA-256 (hexadecimal) of all files that were read.
 
-        One file: the checksum of its content. Several files: the checksum of the list that
-        sha256sum prints, with paths relative to the root:
-        (cd ROOT && sha256sum FILES...) | sha256sum.
+        For a single file, it is the checksum of its content. For several files, it is the checksum
+        of the list that sha256sum prints for paths relative to the root, sorted:
+        `(cd ROOT && sha256sum FILES...) | sha256sum`.
         """
         if len(self.sums) == 1:
             return next(iter(self.sums.values()))
@@ -139,10 +139,11 @@ def load_or_decode(
 ) -> tuple[dict[str, Tensor], str]:
     """Return the tensors that `decode` makes of the files below `root`, and the files' checksum.
 
-    Both are cached in a file whose path begins with `prefix`. They are made again if a source file
-    has another path, size, inode, or time of change, or if the `facts` differ. (The modification
-    time would not do: archives restore it.) The paths are those behind links, so anything that
-    depends on the name of a link (a class, a split) must be among the `facts`.
+    Both are cached in a file whose path begins with `prefix`. They are made again if the `facts`
+    differ, or if a source file has another path, size, inode, time of modification or time of
+    change. (Archives restore the time of modification, so it is not enough.) Links are resolved in
+    these paths. So if the tensors depend on the name of a link (a class, a split), the `facts` must
+    have it.
     """
     stats = []
     for file in files:
@@ -154,12 +155,13 @@ def load_or_decode(
     def build() -> dict[str, Tensor]:
         sources = SourceFiles(root)
         tensors = decode(sources)
-        checksum = list(bytes.fromhex(sources.sha256))
-        tensors["content"] = torch.tensor(checksum, dtype=torch.uint8)
+        checksum = bytes.fromhex(sources.sha256)
+        tensors["content"] = torch.tensor(list(checksum), dtype=torch.uint8)
         return tensors
 
     tensors = load_or_build(prefix.with_name(f"{prefix.name}-{key[:32]}.safetensors"), build)
-    return tensors, tensors.pop("content").numpy().tobytes().hex()
+    checksum = tensors.pop("content").numpy().tobytes().hex()
+    return tensors, checksum
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
@@ -186,7 +188,7 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a file of the cache completely or not at all; the caller holds its lock."""
-    # One process writes at a time, so a temporary file here is a killed process's, or a link.
+    # Only this process writes, so a temporary file here is one of a killed process, or a link.
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -203,7 +205,7 @@ def _metadata(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def stat_of(path: Path) -> os.stat_result:
-    """Return the size and times of a regular file.
+    """Return the size and times of a regular file, or of the one that a link leads to.
 
     Raises `DataError` for anything else: reading a named pipe, for example, may never end.
     """
@@ -220,19 +222,19 @@ def visible(folder: Path, pattern: str) -> list[Path]:
 
 
 def is_hidden(path: Path) -> bool:
-    """Return whether a part of the relative path is a hidden file or litter of a system."""
+    """Return whether a file or a folder on the relative path is hidden or litter."""
     return any(part.startswith(".") or part in LITTER for part in path.parts)
 
 
 def require_memory(need: float, what: str, limit: float = math.inf) -> None:
     """Raise `DataError` if `need` bytes exceed `limit`, or the memory of the machine.
 
-    `what` is the file or data set that needs the memory, for the message.
+    The message says that `what`, a file or a data set, needs them.
     """
     limit = min(limit, memory_of_machine())
     if need > limit:
         raise DataError(
-            f"{what}: needs {need / 1e9:,.1f} GB of memory, and may need {limit / 1e9:,.1f} GB; "
+            f"{what}: needs {need / 1e9:,.1f} GB of memory, and may use {limit / 1e9:,.1f} GB; "
             "use smaller data, a smaller dataset.size, or a machine with more memory"
         )
 

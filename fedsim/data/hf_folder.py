@@ -2,7 +2,9 @@
 
 The description is in the metadata of the files, or in README.md and dataset_info.json next to them
 (`fedsim.data.hf_description`): the type of each column, the names of classes, and splits. `Parquet`
-reads the files. Shapes: n texts.
+reads the files, and calls the methods here for what a description may say: which file belongs to
+which split, which columns hold samples and labels, and of which kind the samples are. Shapes: n
+samples.
 """
 
 import json
@@ -88,18 +90,21 @@ class HFFolder(Parquet):
         return schema.with_metadata({**(schema.metadata or {}), b"huggingface": text.encode()})
 
     def _split_of(self, file: Path, root: Path, *, is_only_file: bool) -> str | None:
-        """Return "train", "test" or "validation", or None if the file is not read.
+        """Return the role of the split that a file belongs to (see `_role_of`).
 
-        README.md may give each file a split. Otherwise the file's name decides: the name of a shard
-        (`train-00000-of-00002`) begins with its split, and another name has it as a word. Then the
-        name of the folder below `root` decides. Raises `DataError` for a name of several splits.
+        If README.md gives files a split, it decides. Otherwise the file's name decides, and if it
+        has no split with a role, the name of its folder below `root`. Raises `DataError` for a name
+        that has splits of several roles.
         """
         if self._description.data_files:
             folder = root.parent if root.is_file() else root
-            name = str(self._description.split_of(file.relative_to(folder)))
-            return self._role_of(name)
-        for names in self._possible_splits(file, root):
-            roles = {role for role in map(self._role_of, names) if role is not None}
+            split = self._description.split_of(file.relative_to(folder))
+            return None if split is None else self._role_of(split)
+        candidates = [_splits_in(file)]
+        if root not in (file, file.parent):
+            candidates.append([file.parent.name])
+        for splits in candidates:
+            roles = {role for role in map(self._role_of, splits) if role is not None}
             if len(roles) > 1:
                 listed = " and ".join(sorted(roles))
                 raise DataError(
@@ -108,28 +113,16 @@ class HFFolder(Parquet):
                 )
             if roles:
                 return roles.pop()
-        return "train" if is_only_file and self._role_of("train") == "train" else None
+        # A single file needs no name, unless the user asks for another split than the usual one.
+        return "train" if is_only_file and self.train_split == "train" else None
 
-    def _possible_splits(self, file: Path, root: Path) -> list[list[str]]:
-        """Return the names by which splits a file may belong to: by its own name, and by its
-        folder's."""
-        shard = SHARD.fullmatch(file.stem)
-        if shard:
-            split = shard["before"]
-            own_names = [split, *split.split("-")]
-        else:
-            own_names = [file.stem, *re.split(r"[^a-zA-Z]+", file.stem)]
-        if root in (file, file.parent):
-            return [own_names]
-        return [own_names, [file.parent.name]]
-
-    def _role_of(self, name: str) -> str | None:
-        """Return what a split serves for: "train", "test" or "validation"; None: it is not read."""
-        if name == self.train_split:
+    def _role_of(self, split: str) -> str | None:
+        """Return the role of a split: "train", "test" or "validation"; None: it is not read."""
+        if split == self.train_split:
             return "train"
         if self.test_split is not None:
-            return "test" if name == self.test_split else None
-        role = SPLITS.get(name.lower())
+            return "test" if split == self.test_split else None
+        role = SPLITS.get(split.lower())
         return None if role == "train" else role
 
     def _sample_column(self, path: Path, schema: "pa.Schema") -> str:
@@ -137,39 +130,56 @@ class HFFolder(Parquet):
         if self.text_column is None and (self.image_column or self._image_columns(schema)):
             return super()._sample_column(path, schema)
         others = {self.label_column, self.client_column, *self._label_columns(schema)}
-        texts = []
+        candidates = []
         for field in schema:
             if is_type(field.type, "string", "large_string") and field.name not in others:
-                texts.append(field.name)
-        return pick_column("text_column", self.text_column, texts, path, schema)
+                candidates.append(field.name)
+        return pick_column("text_column", self.text_column, candidates, path, schema)
 
     def _label_columns(self, schema: "pa.Schema") -> list[str]:
         """Return the columns that the description calls labels of classes."""
         return described_as("ClassLabel", schema) or super()._label_columns(schema)
 
     def _further_facts(self) -> list[str]:
-        facts = [str(["hf_folder 1", self.text_column, self.length, self.vocabulary])]
+        parameters = str(["hf_folder 1", self.text_column, self.length, self.vocabulary])
         _, files = self._find_files()
-        texts = {json.dumps(self._features(file), sort_keys=True) for file in files}
-        return [*facts, *sorted(texts - {"{}"})]
+        descriptions = {json.dumps(self._features(file), sort_keys=True) for file in files}
+        return [parameters, *sorted(descriptions - {"{}"})]
 
     def _samples(self, values: "list[pa.Scalar]") -> Tensor:
         """Return images [n, C, H, W] uint8, or texts [n, length] int64."""
-        if isinstance(values[0].as_py(), bytes):
+        if isinstance(values[0].as_py(), bytes):  # encoded images
             return super()._samples(values)
         tokens = torch.zeros(len(values), self.length, dtype=torch.int64)
         for row, value in enumerate(values):
             words = WORD.findall((value.as_py() or "").lower())[: self.length]
-            # At the end, so that the last state of a recurrent network follows the last word.
+            # At the end, because a recurrent network answers after the last token.
             for place, word in enumerate(words, start=self.length - len(words)):
                 tokens[row, place] = 1 + crc32(word.encode()) % (self.vocabulary - 1)
         return tokens
 
     def _loaded(self, tensors: dict[str, Tensor], fingerprint: str, sha256: str) -> LoadedData:
-        if tensors["train_x"].dtype == torch.uint8:
+        if tensors["train_x"].dtype == torch.uint8:  # images
             return super()._loaded(tensors, fingerprint, sha256)
-        num_classes = int(tensors["num_classes"])
-        size = self.vocabulary
         return LoadedData.of(
-            tensors, num_classes, None, None, fingerprint, sha256=sha256, vocabulary=size
+            tensors,
+            int(tensors["num_classes"]),
+            None,
+            None,
+            fingerprint,
+            sha256=sha256,
+            vocabulary=self.vocabulary,
         )
+
+
+def _splits_in(file: Path) -> list[str]:
+    """Return the names in a file's name that may be those of splits.
+
+    The name of a shard (`train-00000-of-00002`) begins with its split, and another name is a split
+    or has it as a word. Splits may have hyphens.
+    """
+    shard = SHARD.fullmatch(file.stem)
+    if shard:
+        split = shard["before"]
+        return [split, *split.split("-")]
+    return [file.stem, *re.split(r"[^a-zA-Z]+", file.stem)]

@@ -21,7 +21,6 @@ from fedsim.results.reading import read_metrics, read_summary
 from fedsim.rounds.client_accuracy import (
     ClientAccuracy,
     aggregates,
-    by_labels,
     client_accuracy,
 )
 from fedsim.rounds.loop import Simulation
@@ -84,10 +83,11 @@ def test_by_labels_weighs_the_accuracy_of_each_class_by_the_clients_labels() -> 
     test_labels = np.array([0, 0, 1, 2, 2, 2, 2])
     hits = [1, 0, 1, 0, 0, 1, 0]
     histograms = [[4, 0, 0, 0], [1, 3, 0, 0], [0, 2, 2, 4], [0, 0, 0, 5], [0, 0, 0, 0]]
-    client_accuracy = by_labels(np.array(histograms), test_labels)
+    division = division_of([[]] * 5, histograms=np.array(histograms))
+    accuracy = client_accuracy("labels", division, test_labels, None, None)
     expected = [1 / 2, (1 / 2 + 3 * 1) / 4, (2 * 1 + 2 / 4) / 4, np.nan, np.nan]
-    np.testing.assert_allclose(measure(client_accuracy, hits), expected)
-    assert client_accuracy.samples.tolist() == [4, 4, 4, 0, 0]
+    np.testing.assert_allclose(measure(accuracy, hits), expected)
+    assert accuracy.samples.tolist() == [4, 4, 4, 0, 0]
 
 
 def test_on_the_test_samples_of_a_clients_owner() -> None:

@@ -334,9 +334,9 @@ Y = torch.tensor([0, 1, 1])
         (X, torch.zeros(3), 3, "labels of the S samples must be int64, not torch.float32"),
         (np.zeros((3, 2)), Y, 3, "S samples must be a torch tensor, not ndarray; torch.as_tensor"),
         (X, np.zeros(3), 3, "the S labels must be a torch tensor, not ndarray; torch.as_tensor"),
-        (torch.zeros(4, 2), Y, 4, "must have one label .*; found 4 images, 3 labels, 4 owners"),
-        (X[:0], Y[:0], 0, "at least one image; found 0 images"),
-        (X, Y, 2, "found 3 images, 3 labels, 2 owners"),
+        (torch.zeros(4, 2), Y, 4, "must have one label .*; found 4 samples, 3 labels, 4 owners"),
+        (X[:0], Y[:0], 0, "at least one sample; found 0 samples"),
+        (X, Y, 2, "found 3 samples, 3 labels, 2 owners"),
         (X, Y[:, None], 3, r"the S labels must be \[n\], not \(3, 1\)"),
     ],
 )
@@ -372,7 +372,7 @@ HALF = (0.5, 0.5)
         ({"fingerprint": None}, "fingerprint=None: must be a str that identifies the .*, not None"),
         (
             {"train": Samples(PIXELS, Y[:2])},
-            "the training set must have one label .*; found 3 images, 2 labels$",
+            "the training set must have one label .*; found 3 samples, 2 labels$",
         ),
         ({"owners": torch.zeros(3)}, "training owners must be a NumPy array .* not Tensor"),
         ({"owners": [0, 1, 1]}, "training owners must be a NumPy array .* not list"),

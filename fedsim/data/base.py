@@ -7,7 +7,7 @@ writer; partition=natural makes clients of owners. Shapes: n samples, C channels
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -121,7 +121,8 @@ class LoadedData:
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        kind = type(self.num_classes).__name__  # a data set of the user's may give anything
+        # A user's data set may give anything. (A type checker takes `isinstance` for always true.)
+        kind = type(self.num_classes).__name__
         if kind != "int":
             raise DataError(f"num_classes={self.num_classes}: must be an int, not {kind}")
         if not issubclass(type(self.fingerprint), str):
@@ -137,12 +138,11 @@ class LoadedData:
 
     def _check_alike(self) -> None:
         """Raise `DataError` unless training and test samples have one shape and one type."""
-        of_train = (tuple(self.train.x.shape[1:]), self.train.x.dtype)
-        of_test = (tuple(self.test.x.shape[1:]), self.test.x.dtype)
-        if of_train != of_test:
+        train, test = (f"{tuple(s.x.shape[1:])} {s.x.dtype}" for s in (self.train, self.test))
+        if train != test:
             raise DataError(
-                f"training samples are {of_train[0]} {of_train[1]} and test samples {of_test[0]} "
-                f"{of_test[1]}; give both the same shape and type"
+                f"training samples are {train} and test samples {test}; give both the same shape "
+                "and type"
             )
 
     def _check_normalisation(self) -> None:
@@ -155,8 +155,7 @@ class LoadedData:
                     "such as 0.5; or give float32 samples without them"
                 )
             channels = x.shape[1] if len(x.shape) > 1 else 1
-            problems = normalisation_problems(list(self.mean), list(self.std), channels)
-            for problem in problems:
+            for problem in normalisation_problems(list(self.mean), list(self.std), channels):
                 if problem is not None:
                     raise DataError(f"{problem.key}={problem.value}: {problem.rule}")
         elif self.mean is not None or self.std is not None:
@@ -167,7 +166,7 @@ class LoadedData:
             )
 
     def _check_split(self, split: str, samples: Samples, owners: Ints | None) -> None:
-        """Raise `DataError` unless the samples of a split have a usable form, labels and values."""
+        """Raise `DataError` if the samples of a split have a wrong form, label or value."""
         _check_form(samples, split, owners)
         check_labels(samples.y, self.num_classes, split)
         if isinstance(samples.x, Tensor):
@@ -184,25 +183,27 @@ class LoadedData:
         cls,
         tensors: Mapping[str, Tensor],
         num_classes: int,
-        mean: Any,
-        std: Any,
-        *others: Any,
-        **named: Any,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        fingerprint: str,
+        sha256: str | None = None,
+        vocabulary: int | None = None,
     ) -> "LoadedData":
-        """Return the data in `tensors`: `train_x`, `train_y`, `test_x` and `test_y`.
-
-        `train_owners` and `test_owners` are optional. `others` are the fields after `std` by
-        position, `named` those by name.
-        """
-        train = Samples(tensors["train_x"], tensors["train_y"])
-        test = Samples(tensors["test_x"], tensors["test_y"])
-        if "train_owners" in tensors:
-            named["owners"] = tensors["train_owners"].numpy()
-        if "test_owners" in tensors:
-            named["test_owners"] = tensors["test_owners"].numpy()
-        mean = None if mean is None else tuple(mean)
-        std = None if std is None else tuple(std)
-        return cls(train, test, num_classes, mean, std, *others, **named)
+        """Return the data in `tensors`: `train_x`, `train_y`, `test_x` and `test_y`, and optionally
+        `train_owners` and `test_owners`."""
+        owners = {name: tensors[name].numpy() for name in tensors if name.endswith("_owners")}
+        return cls(
+            train=Samples(tensors["train_x"], tensors["train_y"]),
+            test=Samples(tensors["test_x"], tensors["test_y"]),
+            num_classes=num_classes,
+            mean=None if mean is None else tuple(mean),
+            std=None if std is None else tuple(std),
+            fingerprint=fingerprint,
+            owners=owners.get("train_owners"),
+            sha256=sha256,
+            test_owners=owners.get("test_owners"),
+            vocabulary=vocabulary,
+        )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -242,8 +243,8 @@ def describe_loaded(data: LoadedData) -> list[str]:
 
 
 def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
-    """Raise `DataError` unless there are samples, and each has a label (and an owner, if there are
-    owners)."""
+    """Raise `DataError` unless there are samples, and each has a label. If there are `owners`, each
+    must have an owner, too."""
     if not isinstance(samples.x, Tensor | SampleSource):
         raise DataError(_not_a_tensor(split, "samples", samples.x))
     if not isinstance(samples.y, Tensor):
@@ -251,17 +252,21 @@ def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
     if samples.y.dim() != 1:
         raise DataError(f"the {split} labels must be [n], not {tuple(samples.y.shape)}")
     if owners is not None and not _is_integer_array(owners):
-        kind = type(owners).__name__
-        rule = f"the {split} owners must be a NumPy array [n] of integers, not {kind}"
-        raise DataError(f"{rule}; np.asarray makes one, and np.unique(..., return_inverse=True)[1]")
+        raise DataError(
+            f"the {split} owners must be a NumPy array [n] of integers, not "
+            f"{type(owners).__name__}; np.asarray makes one, and np.unique(..., "
+            "return_inverse=True)[1]"
+        )
     num_samples, num_labels = len(samples.x), len(samples.y)
     num_owners = num_samples if owners is None else len(owners)
     if not num_samples == num_labels == num_owners or num_samples == 0:
-        rule = "must have one label and one owner, if any, for each image, and at least one image"
-        found = f"{num_samples} images, {num_labels} labels"
+        counts = f"{num_samples} samples, {num_labels} labels"
         if owners is not None:
-            found += f", {num_owners} owners"
-        raise DataError(f"the {split} set {rule}; found {found}")
+            counts += f", {num_owners} owners"
+        raise DataError(
+            f"the {split} set must have one label and one owner, if any, for each sample, and at "
+            f"least one sample; found {counts}"
+        )
 
 
 def _is_integer_array(values: Any) -> bool:
@@ -271,9 +276,10 @@ def _is_integer_array(values: Any) -> bool:
 
 def _not_a_tensor(split: str, what: str, value: object) -> str:
     """Return the message for samples or labels that are no tensor."""
-    kind = type(value).__name__
-    rule = f"the {split} {what} must be a torch tensor, not {kind}"
-    return f"{rule}; torch.as_tensor makes a tensor of an array"
+    return (
+        f"the {split} {what} must be a torch tensor, not {type(value).__name__}; torch.as_tensor "
+        "makes a tensor of an array"
+    )
 
 
 def check_finite(x: Tensor, split: str) -> None:
@@ -331,15 +337,12 @@ class Dataset(ABC):
         return None
 
     def form(self) -> tuple[tuple[int, ...], int] | None:
-        """Return the shape of a sample and the number of classes; None: reading must tell."""
+        """Return the shape of a sample and the number of classes; None if only `load` can tell."""
         return None
 
     def absent(self) -> list[str]:
-        """Name the files and folders that `load` needs, that are not on disk and that it would not
-        download. Read no file.
-
-        Example: `train/ in /data/insects`.
-        """
+        """Name what `load` needs and would neither find on disk nor download: files and folders,
+        such as `train/ in /data/insects`. Read no file."""
         return []
 
     def files_to_fetch(self) -> list[str]:

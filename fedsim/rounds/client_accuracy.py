@@ -26,53 +26,64 @@ Owners = Ints | None
 
 
 @dataclass(frozen=True)
-class ClientAccuracy:
-    """A way to measure the accuracy of each of N clients: the share of correct answers in each of G
-    groups of samples.
+class OnOwnSamples:
+    """A measurement of the accuracy of each of N clients on samples of its own.
 
-    `groups` [n] holds the group of each test sample. With `positions` [n] it holds the group of
-    each sample at these positions in the engine's data, which costs a pass over them. Without
-    `counts`, each group belongs to the client with its number, and groups from N on to no client.
-    With `counts` [N, G], the accuracy of a client is the mean over all groups, weighted by its row
-    of counts. `samples` [N] is the number of samples that each accuracy rests on. The accuracy of a
-    client without samples is nan.
+    `clients` [n] has the client of each sample; the number N stands for no client. The samples are
+    those at `positions` [n] in the engine's data, which costs a pass over them, or the test samples
+    (None).
     """
 
-    samples: Ints
-    groups: Ints
+    num_clients: int
+    clients: Ints
     positions: Ints | None = None
-    counts: Ints | None = None
+
+    @property
+    def samples(self) -> Ints:
+        """The number of samples of each client [N]."""
+        return np.bincount(self.clients, minlength=self.num_clients)[: self.num_clients]
 
     def measure(self, engine: Engine, params: Params, test_hits: Bools) -> Floats:
-        """Return the accuracy of `params` on each client [N].
+        """Return the accuracy of `params` on each client [N]; nan for one without samples.
 
         `test_hits` says which test samples the model classifies correctly.
         """
         hits = test_hits
         if self.positions is not None:
-            hits = np.empty(0, np.bool_)
-            if len(self.positions):
-                hits = engine.hits(params, self.positions)
-        num_groups = len(self.samples) if self.counts is None else self.counts.shape[1]
-        correct = np.bincount(self.groups, hits, num_groups)
-        totals = np.bincount(self.groups, minlength=num_groups)
-        rates = _divided(correct, totals)  # type: ignore[arg-type]
-        if self.counts is None:
-            return rates[: len(self.samples)]  # without the group that belongs to no client
-        # a group without samples has the rate nan, and a count of 0 for every client
-        return _divided((self.counts * np.nan_to_num(rates)).sum(1), self.samples)
+            has_samples = len(self.positions) > 0
+            hits = engine.hits(params, self.positions) if has_samples else np.empty(0, np.bool_)
+        correct = np.bincount(self.clients, hits, self.num_clients)[: self.num_clients]
+        return _divided(correct, self.samples)
 
 
-def by_labels(histograms: Ints, test_labels: Ints) -> ClientAccuracy:
-    """Return the way to measure that weighs the test accuracy of each class by its share in the
-    client's training samples.
+@dataclass(frozen=True)
+class ByLabels:
+    """A measurement that weighs the test accuracy of each of C classes by its share in the client's
+    training samples.
 
-    `histograms` [N, C] are the clients' numbers of training samples of each of C classes. The
-    result is the expected accuracy on test samples with the client's distribution of labels.
-    Classes that the test set lacks do not count.
+    `counts` [N, C] are the clients' numbers of training samples of each class, and 0 for classes
+    that the test set lacks. The accuracy is that expected on test samples with the client's
+    distribution of labels.
     """
-    counts = histograms * (np.bincount(test_labels, minlength=histograms.shape[1]) > 0)
-    return ClientAccuracy(counts.sum(1), test_labels, counts=counts)
+
+    counts: Ints
+    test_labels: Ints
+
+    @property
+    def samples(self) -> Ints:
+        """The number of training samples that count, of each client [N]."""
+        return self.counts.sum(1)
+
+    def measure(self, engine: Engine, params: Params, test_hits: Bools) -> Floats:
+        """Return the accuracy of each client [N], as `OnOwnSamples.measure`."""
+        num_classes = self.counts.shape[1]
+        correct = np.bincount(self.test_labels, test_hits, num_classes)
+        accuracies = _divided(correct, np.bincount(self.test_labels, minlength=num_classes))
+        # A class without test samples has the accuracy nan, which becomes 0.
+        return _divided((self.counts * np.nan_to_num(accuracies)).sum(1), self.samples)
+
+
+ClientAccuracy = OnOwnSamples | ByLabels
 
 
 def client_accuracy(
@@ -82,23 +93,22 @@ def client_accuracy(
     owners: Owners,
     test_owners: Owners,
 ) -> ClientAccuracy:
-    """Return the way to measure that the config key `client_accuracy` names.
+    """Return the measurement that the config key `client_accuracy` names.
 
     `owners` are those of the training samples, `test_owners` those of the test samples. Raises
     `ConfigError` for `test` if test samples do not belong to clients.
     """
     if measured_on == "labels":
-        return by_labels(division.histograms, test_labels)
+        num_classes = division.histograms.shape[1]
+        is_tested = np.bincount(test_labels, minlength=num_classes) > 0
+        return ByLabels(division.histograms * is_tested, test_labels)
     if measured_on == "test":
-        num_clients = len(division.train)
         clients = _clients_of_test_samples(division, owners, test_owners)
-        # one more: the number of clients stands for an owner whom no client has
-        counts = np.bincount(clients, minlength=num_clients + 1)
-        return ClientAccuracy(counts[:num_clients], clients)
+        return OnOwnSamples(len(division.train), clients)
     evaluated = division.holdout if measured_on == "holdout" else division.train
     positions = ClientPositions.of(evaluated)
     clients = np.repeat(np.arange(len(positions)), positions.sizes)
-    return ClientAccuracy(positions.sizes, clients, positions.flat)
+    return OnOwnSamples(len(positions), clients, positions.flat)
 
 
 def _clients_of_test_samples(division: Division, owners: Owners, test_owners: Owners) -> Ints:
@@ -113,17 +123,14 @@ def _clients_of_test_samples(division: Division, owners: Owners, test_owners: Ow
             "client_accuracy=labels fits all data",
         )
     client_of: dict[int, int] = {}
-    is_unique = True
     for client, positions in enumerate(division.train):
-        names = np.unique(owners[positions]).tolist()
-        is_unique &= len(names) <= 1 and client_of.keys().isdisjoint(names)
-        for name in names:
-            client_of[name] = client
-    if not is_unique:
-        raise _no_client_accuracy(
-            "needs clients that hold the samples of one owner each, and different owners",
-            "partition=natural gives such clients",
-        )
+        its_owners = np.unique(owners[positions]).tolist()
+        if len(its_owners) > 1 or not client_of.keys().isdisjoint(its_owners):
+            raise _no_client_accuracy(
+                "needs clients that hold the samples of one owner each, and different owners",
+                "partition=natural gives such clients",
+            )
+        client_of.update(dict.fromkeys(its_owners, client))
     nobody = len(division.train)
     clients = [client_of.get(owner, nobody) for owner in test_owners.tolist()]
     return np.array(clients, dtype=np.int64)
@@ -160,7 +167,7 @@ def _mean(values: Floats) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def _divided(totals: Floats, counts: Ints) -> Floats:
+def _divided(totals: Floats | Ints, counts: Ints) -> Floats:
     """Return totals / counts, nan where the count is 0."""
     shares = np.full(len(counts), np.nan)
     np.divide(totals, counts, out=shares, where=counts > 0)

@@ -7,7 +7,6 @@ them, so that a head never receives images in training. Shapes: b images, D feat
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -128,7 +127,11 @@ class LibraryHead(Head):
         return json.dumps([*network, source, self.input_size, library_version])
 
     def load_backbone(self, data_dir: Path) -> TruncatedNetwork:
-        """Return the frozen network with its weights. Raises `DataError`."""
+        """Return the frozen network with its weights.
+
+        Raises `DataError` if the weights do not fit, or if their file has changed since
+        `backbone_key`.
+        """
         # Libraries draw weights from torch's global generator; its state is restored afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.backbone_seed)
@@ -139,20 +142,14 @@ class LibraryHead(Head):
         else:
             classifier_layers = cut_off(network, self.cut)
         if self.weights != "random":
-            self._load_weights(network, classifier_layers, data_dir)
+            if self.weights == "imagenet":
+                path = imagenet_file(self.backbone, data_dir, self.sources)
+            else:
+                path = user_path(self.weights)
+            content = self.sources.read(path)
+            load_weights(network, self.backbone, path, content, classifier_layers)
         normalisation = config.get("mean", IMAGENET[0]), config.get("std", IMAGENET[1])
         return TruncatedNetwork(network, self.input_size, normalisation)
-
-    def _load_weights(
-        self, network: nn.Module, classifier_layers: Sequence[str], data_dir: Path
-    ) -> None:
-        """Load the file of weights into `network`. Raises `DataError` if they do not fit, or if the
-        file has changed since `backbone_key`."""
-        if self.weights == "imagenet":
-            path = imagenet_file(self.backbone, data_dir, self.sources)
-        else:
-            path = user_path(self.weights)
-        load_weights(network, self.backbone, path, self.sources.read(path), classifier_layers)
 
 
 def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
@@ -164,7 +161,8 @@ def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
     `input_size` if the network does not accept images of that size.
     """
     check(unknown_network("backbone", name, is_timm=is_timm))
-    network = _network_without_data(name, is_timm=is_timm)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # tensors have shapes only
+        network = _new_network(name, is_timm=is_timm).to("meta")
     cut = ""
     if not is_timm:
         linear = [path for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
@@ -178,12 +176,6 @@ def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
     except Exception as error:  # networks raise many kinds of errors
         raise ConfigError([unfit_size(network, name, input_size, error)]) from error
     return cut, int(features.shape[1])
-
-
-def _network_without_data(name: str, *, is_timm: bool) -> nn.Module:
-    """Return the network on PyTorch's device `meta`, where tensors have shapes only."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return _new_network(name, is_timm=is_timm).to("meta")
 
 
 def _new_network(name: str, *, is_timm: bool) -> nn.Module:

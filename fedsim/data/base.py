@@ -174,8 +174,9 @@ class LoadedData:
         if self.vocabulary is not None:
             texts = samples.tensor
             if texts.dim() != 2 or not texts.shape[1]:
-                shape = tuple(texts.shape)
-                raise DataError(f"the {split} texts must be [n, length], length >= 1, not {shape}")
+                raise DataError(
+                    f"the {split} texts must be [n, length], length >= 1, not {tuple(texts.shape)}"
+                )
             _check_numbers(texts, self.vocabulary, f"tokens of the {split} texts", "vocabulary")
 
     @classmethod
@@ -193,16 +194,16 @@ class LoadedData:
         `train_owners` and `test_owners`."""
         owners = {name: tensors[name].numpy() for name in tensors if name.endswith("_owners")}
         return cls(
-            train=Samples(tensors["train_x"], tensors["train_y"]),
-            test=Samples(tensors["test_x"], tensors["test_y"]),
-            num_classes=num_classes,
-            mean=None if mean is None else tuple(mean),
-            std=None if std is None else tuple(std),
-            fingerprint=fingerprint,
-            owners=owners.get("train_owners"),
-            sha256=sha256,
-            test_owners=owners.get("test_owners"),
-            vocabulary=vocabulary,
+            Samples(tensors["train_x"], tensors["train_y"]),
+            Samples(tensors["test_x"], tensors["test_y"]),
+            num_classes,
+            None if mean is None else tuple(mean),
+            None if std is None else tuple(std),
+            fingerprint,
+            owners.get("train_owners"),
+            sha256,
+            owners.get("test_owners"),
+            vocabulary,
         )
 
     @property
@@ -242,7 +243,7 @@ def describe_loaded(data: LoadedData) -> list[str]:
     ]
 
 
-def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
+def _check_form(samples: Samples, split: str, owners: Any) -> None:
     """Raise `DataError` unless there are samples, and each has a label. If there are `owners`, each
     must have an owner, too."""
     if not isinstance(samples.x, Tensor | SampleSource):
@@ -251,12 +252,14 @@ def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
         raise DataError(_not_a_tensor(split, "labels", samples.y))
     if samples.y.dim() != 1:
         raise DataError(f"the {split} labels must be [n], not {tuple(samples.y.shape)}")
-    if owners is not None and not _is_integer_array(owners):
-        raise DataError(
-            f"the {split} owners must be a NumPy array [n] of integers, not "
-            f"{type(owners).__name__}; np.asarray makes one, and np.unique(..., "
-            "return_inverse=True)[1]"
-        )
+    if owners is not None:
+        is_array = isinstance(owners, np.ndarray) and owners.ndim == 1
+        if not is_array or not np.issubdtype(owners.dtype, np.integer):
+            raise DataError(
+                f"the {split} owners must be a NumPy array [n] of integers, not "
+                f"{type(owners).__name__}; np.asarray makes one, and np.unique(..., "
+                "return_inverse=True)[1]"
+            )
     num_samples, num_labels = len(samples.x), len(samples.y)
     num_owners = num_samples if owners is None else len(owners)
     if not num_samples == num_labels == num_owners or num_samples == 0:
@@ -267,11 +270,6 @@ def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
             f"the {split} set must have one label and one owner, if any, for each sample, and at "
             f"least one sample; found {counts}"
         )
-
-
-def _is_integer_array(values: Any) -> bool:
-    is_array = isinstance(values, np.ndarray) and values.ndim == 1
-    return is_array and bool(np.issubdtype(values.dtype, np.integer))
 
 
 def _not_a_tensor(split: str, what: str, value: object) -> str:
@@ -426,7 +424,7 @@ def normalisation_problems(
     count = channels or len(mean)
     text = f"must have {count} values, one for each channel"
     all_finite = all(math.isfinite(value) for value in mean)
-    all_positive = all(math.isfinite(value) and value > 0 for value in std)
+    all_positive = all(0 < value < math.inf for value in std)
     return [
         rule(len(mean) == count, "mean", mean, text),
         rule(len(std) == count, "std", std, text),

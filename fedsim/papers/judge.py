@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ def judge_all(runs: Iterable[Run]) -> ByPublication:
         by_preset.setdefault((preset, run.choices.get("scale", "full")), []).append(run)
     result = []
     for (preset, scale), runs_of_preset in sorted(by_preset.items()):
-        publications = publications_about(preset, scale) if preset else []
+        publications = publications_about(preset, scale)
         groups = by(runs_frame(runs_of_preset), "group") if publications else {}
         for publication in publications:
             cases = Cases(groups, preset, scale, publication.substitutes)
@@ -132,13 +133,10 @@ def correct_all(judged: ByPublication) -> ByPublication:
     everything = []
     for _, judgements in judged:
         everything += judgements
-    all_corrected = corrected(everything)
+    all_corrected = iter(corrected(everything))
     result = []
-    start = 0
     for publication, judgements in judged:
-        end = start + len(judgements)
-        result.append((publication, all_corrected[start:end]))
-        start = end
+        result.append((publication, list(islice(all_corrected, len(judgements)))))
     return result
 
 
@@ -149,15 +147,17 @@ def corrected(judgements: Sequence[Judgement]) -> list[Judgement]:
     """
     in_family = _corrected_evidence(judgements, [item.family for item in judgements])
     in_paper = _corrected_evidence(judgements, [item.paper_family for item in judgements])
-    tested = [item.family for item in judgements if item.evidence and item.evidence.is_tested]
-    num_tests = Counter(tested)
+    num_tests = Counter(
+        item.family for item in judgements if item.evidence and item.evidence.is_tested
+    )
     result = []
     for judgement, evidence, strict in zip(judgements, in_family, in_paper, strict=True):
-        if judgement.evidence is None:
-            result.append(judgement)
-            continue
-        tests = num_tests[judgement.family]
-        result.append(replace(judgement, evidence=evidence, tests=tests, over_paper=strict.verdict))
+        if judgement.evidence is not None:
+            tests = num_tests[judgement.family]
+            judgement = replace(
+                judgement, evidence=evidence, tests=tests, over_paper=strict.verdict
+            )
+        result.append(judgement)
     return result
 
 

@@ -71,7 +71,7 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
     for seed in seeds:
         training = [condition for condition in conditions if condition.seed != seed]
         testing = [condition for condition in conditions if condition.seed == seed]
-        folds.append(Fold(list(names), training, testing))
+        folds.append(Fold(names, training, testing))
     settings = sorted({condition.setting for condition in conditions}, key=sort_key)
     return corrected(
         [
@@ -120,7 +120,7 @@ def _negative(folds: Sequence[Fold]) -> Judgement:
     weights = []
     for fold in folds:
         features = standardised(fold.testing, fold.testing)[:, [fold.pncs_index]]
-        weights.append(float(fit(features, labels_of(fold.testing)).weights[0]))
+        weights.append(fit(features, labels_of(fold.testing)).weights[0])
     return _tested("negative", weights, "weight of each seed's own model")
 
 
@@ -194,7 +194,7 @@ def _against_rival(
     for fold in folds:
         rival = fold.rival(choose_by(fold, fold.training), rival_prefix)
         scores = score(fold, fold.testing)
-        values.append(float(scores[fold.pncs_index] - scores[rival]))
+        values.append(scores[fold.pncs_index] - scores[rival])
         rivals.add(fold.names[rival])
     return _tested(name, values, detail.format(" or ".join(sorted(rivals))), sign=sign)
 

@@ -89,8 +89,7 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
     """Return the names of the features that all runs have, and the conditions.
 
     If runs have no feature in common, there are no conditions. Conditions with values that are not
-    finite are skipped. A damaged trace is skipped with a line
-    on stderr.
+    finite are skipped. A damaged trace is skipped with a line on stderr.
     """
     traces = {run: _trace_of(run) for run in runs}
     all_lines = list(chain.from_iterable(traces.values()))
@@ -128,15 +127,15 @@ def _trace_of(run: Run) -> list[dict[str, Any]]:
 
 
 def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], list[Condition]]:
-    """Return training and test conditions.
+    """Return training and testing conditions.
 
     The last 30 % of the seeds are for testing, at least one. A single seed is for both.
     """
     seeds = sorted({condition.seed for condition in conditions})
     num_testing = max(1, round(TEST_SHARE * len(seeds)))
-    testing_seeds = set(seeds[-num_testing:])
-    testing = [condition for condition in conditions if condition.seed in testing_seeds]
-    training = [condition for condition in conditions if condition.seed not in testing_seeds]
+    first_seed = seeds[-num_testing]
+    testing = [condition for condition in conditions if condition.seed >= first_seed]
+    training = [condition for condition in conditions if condition.seed < first_seed]
     return training or testing, testing
 
 
@@ -207,7 +206,7 @@ class Fold:
     Models are fitted and features are chosen on the former. `names` are those of the F features.
     """
 
-    names: list[str]
+    names: Sequence[str]
     training: Sequence[Condition]
     testing: Sequence[Condition]
 
@@ -221,10 +220,8 @@ class Fold:
     def cross_entropies(self, conditions: Sequence[Condition]) -> Floats:
         """Return the cross-entropy [F] of each of the `single_models` on some conditions."""
         features, labels = standardised(conditions, self.training), labels_of(conditions)
-        values = []
-        for index, model in enumerate(self.single_models):
-            values.append(model.cross_entropy(features[:, [index]], labels))
-        return np.array(values)
+        models = enumerate(self.single_models)
+        return np.array([model.cross_entropy(features[:, [f]], labels) for f, model in models])
 
     def relative_losses(self, conditions: Sequence[Condition]) -> Floats:
         """Return the relative loss of the pair that each feature picks, [F, len(conditions)].
@@ -250,11 +247,8 @@ class Fold:
 
         Only features whose names begin with `prefix` count.
         """
-        candidates = []
-        for index, name in enumerate(self.names):
-            if name != PNCS_FEATURE and name.startswith(prefix):
-                candidates.append(index)
-        return min(candidates, key=lambda index: float(scores[index]))
+        rivals = [name for name in self.names if name != PNCS_FEATURE and name.startswith(prefix)]
+        return min(map(self.names.index, rivals), key=scores.item)
 
 
 def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[Table]:
@@ -264,10 +258,10 @@ def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[T
     """
     if not conditions:
         return []
-    fold = Fold(list(names), *split_by_seed(conditions))
+    fold = Fold(names, *split_by_seed(conditions))
     losses = {RANDOM_PAIR: np.array([np.mean(item.relative_losses) for item in fold.testing])}
     losses.update(zip(names, fold.relative_losses(fold.testing), strict=True))
-    best_first = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
+    best_first = dict(sorted(losses.items(), key=lambda item: np.mean(item[1])))
     settings = [condition.setting for condition in fold.testing]
     spans = [_span(condition.round) for condition in fold.testing]
     return [
@@ -302,7 +296,7 @@ def _features_table(fold: Fold, losses: Mapping[str, Floats]) -> Table:
                 by_weight.index(index) + 1,
                 cross_entropies[index],
             ]
-        rows.append([name, *cells, (float(np.mean(values)), float(np.std(values)))])
+        rows.append([name, *cells, (np.mean(values), np.std(values))])
     sizes = (
         f"Conditions: {len(fold.training)} for fitting, {len(fold.testing)} for testing, split by "
         "seed."

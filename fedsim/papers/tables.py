@@ -28,8 +28,6 @@ STYLES: dict[str, str] = {
     "not reproduced": "not",
 }
 """The CSS classes of cells with verdicts on the page."""
-VerdictRow = tuple[dict[str, Any], Judgement]
-"""The first cells of a row by column, and the judgement that the last cells show."""
 
 
 def totals_table(judged: ByPublication) -> Table:
@@ -45,7 +43,8 @@ def totals_table(judged: ByPublication) -> Table:
         verdicts = counts[paper, kind, is_after]
         if verdicts:
             label = "numbers" if kind is Number else "claims"
-            label += AFTER if is_after else ""
+            if is_after:
+                label += AFTER
             rows.append([paper, label, verdicts.total(), *(verdicts[name] for name in VERDICTS)])
     frame = make_frame(["paper", "", "all", *VERDICTS], rows)
     return Table("totals", "Verdicts by paper", frame, rules=RULES["holm"])
@@ -81,7 +80,7 @@ def _short_name(printed: Number) -> str:
 
 def numbers_table(judgements: Sequence[Judgement]) -> Table:
     """Return the numbers printed in a paper next to ours, with verdicts."""
-    rows: list[VerdictRow] = []
+    rows = []
     for place, judgement in _with_places(judgements):
         printed = judgement.printed
         if not isinstance(printed, Number):
@@ -102,7 +101,7 @@ def numbers_table(judgements: Sequence[Judgement]) -> Table:
                 row["one more run of ours"] = ours.next_interval
                 row["half its width"] = ours.next_half_width
         rows.append((row, judgement))
-    columns: Mapping[str, Format] = {
+    columns = {
         "where": "",
         "what": "",
         "paper": _show_printed,
@@ -113,8 +112,8 @@ def numbers_table(judgements: Sequence[Judgement]) -> Table:
         "difference": "+.4f",
         "margin": "g",
     }
-    rules = f"{RULES['judged']} {RULES['number']} {RULES['holm']}"
     title = "The paper's numbers and ours"
+    rules = f"{RULES['judged']} {RULES['number']} {RULES['holm']}"
     return _verdict_table("numbers", title, columns, "p close / no draw", rows, rules)
 
 
@@ -148,7 +147,7 @@ def omnibus_table(judgements: Sequence[Judgement]) -> Table:
 
 def claims_table(judgements: Sequence[Judgement]) -> Table:
     """Return the claims of a paper next to our results, with verdicts."""
-    rows: list[VerdictRow] = []
+    rows = []
     for place, judgement in _with_places(judgements):
         claim = judgement.printed
         if not isinstance(claim, Claim):
@@ -171,12 +170,13 @@ def _verdict_table(
     title: str,
     columns: Mapping[str, Format],
     p_column: str,
-    rows: Sequence[VerdictRow],
+    rows: Sequence[tuple[dict[str, Any], Judgement]],
     rules: str,
 ) -> Table:
     """Return a table of numbers or claims with verdicts.
 
-    `columns` has the formats of the first columns, and `p_column` is that of the raw p-values.
+    `columns` has the formats of the first columns, and `p_column` is the name of that of the raw
+    p-values. A row has its first cells by column, and the judgement that the last cells show.
     """
     formats = {
         **columns,
@@ -197,7 +197,8 @@ def _verdict_table(
             REMARKS: judgement.detail,
         }
         cells.append([row.get(column) for column in formats])
-    return Table(name, title, make_frame(list(formats), cells), formats, rules=rules, styles=STYLES)
+    frame = make_frame(list(formats), cells)
+    return Table(name, title, frame, formats, rules=rules, styles=STYLES)
 
 
 def _with_places(judgements: Sequence[Judgement]) -> list[tuple[str, Judgement]]:

@@ -1,17 +1,18 @@
 """Assembles a run's simulation from its plan: data, division, model and all other components.
 
 `fedsim.running.experiment` calls `build` for each run, and `fedsim.running.replay` for each method.
-A plan is the checked description of a run. `build` and `prepare` get all of it, because they need
-most of its values; the functions below them get only the values that they need.
+A plan is the checked description of a run. `build` and `prepare` get the whole plan, because they
+need most of its values. The functions that they call get only the values that they need.
 
-A division says which samples each client has, which are
-held out, and which the server has. Prepared data (`prepare`) are decoded, normalised and on the
-device. They stay in memory for the next run, which often needs the same.
+A division says which samples each client has, which samples are held out, and which samples the
+server has. Prepared data (`prepare`) are decoded, normalised and on the device. They stay in memory
+for the next run, which often needs the same data.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,12 +61,13 @@ T = TypeVar("T")
 class PreparedData:
     """The samples of a run, read only: n training samples and the test set.
 
-    `x` [n, ...] float32 are the training samples, or a `SampleSource` that makes them on demand.
-    `y` [n] are their labels. `input_shape` is the shape of a sample of the data set, even if the
-    model trains on features of it. `source` identifies the data: `fingerprint` and `sha256`.
-    `owners` [n] and `test_owners` are the clients that each sample belongs to in a data set that
-    is made of clients, such as FEMNIST; None for other data sets. `augment` changes the training
-    samples in local training.
+    - `x` [n, ...] float32: the training samples, or a `SampleSource` that makes them on demand.
+    - `y` [n]: the labels of the training samples.
+    - `input_shape`: the shape of a sample of the data set, even if the model trains on features.
+    - `owners` [n], `test_owners`: the client of each training and test sample in a data set that is
+      made of clients, such as FEMNIST; None for other data sets.
+    - `source`: what identifies the data, `fingerprint` and `sha256`.
+    - `augment`: changes the training samples in local training; None leaves them as they are.
     """
 
     x: Tensor | SampleSource
@@ -90,8 +92,7 @@ class PreparedData:
         return LabelledSamples(self.samples(positions), labels)
 
     def tested_on(self, positions: Ints) -> "PreparedData":
-        """Return these data with the training samples at `positions` [m] in place of the test
-        set."""
+        """Return the same data with a new test set: the training samples at `positions` [m]."""
         owners = None if self.owners is None else self.owners[positions]
         return replace(self, test=self.labelled(positions), test_owners=owners)
 
@@ -100,8 +101,8 @@ class PreparedData:
 class Experiment:
     """A simulation that is ready to run, and what it was made of.
 
-    `division` is the division of its data. `model` is the server's model, with the values before
-    round 1. `data_source` is the `source` of its `PreparedData`.
+    `division` says who has which samples. `model` is the server's model before round 1.
+    `data_source` is the `source` of the `PreparedData`.
     """
 
     simulation: Simulation
@@ -139,7 +140,7 @@ def build(plan: Plan) -> Experiment:
 
 
 class Divider:
-    """Divides the data of runs without anything else of them. It reads each data set once."""
+    """Divides the data of runs, and builds nothing else of them. Reads each data set once."""
 
     def __init__(self) -> None:
         self._labelled: dict[str, Labelled] = {}
@@ -162,7 +163,7 @@ def _divide(plan: Plan, labelled: Labelled) -> Division:
     """Divide the labels of a training set among the clients and the server."""
     return divide(
         labelled,
-        _part(plan.config, "partition", Partition),
+        _component(plan.config, "partition", Partition),
         plan.settings.num_clients,
         _streams(plan),
         plan.server,
@@ -173,7 +174,7 @@ def _divide(plan: Plan, labelled: Labelled) -> Division:
 def _streams(plan: Plan) -> Streams:
     """Return the random streams of a run."""
     settings = plan.settings
-    # `init_seed` may also be the word `per_client`: then it is no seed.
+    # `init_seed` may also be the word `per_client`, which is no seed.
     init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
     return Streams(settings.seed, settings.partition_seed, init_seed)
 
@@ -189,81 +190,74 @@ def components_of(
 ) -> Components:
     """Build everything that acts in a round.
 
-    `settings` and `local` are the checked values of the config, whose groups describe the objects.
-    `model` is the server's, on the device.
+    `settings` and `local` are the checked values of `config`, whose groups describe the components.
+    `model` is the server's model, on the device of the data.
     """
     num_clients = len(division.sizes)
 
-    # 1. Build the parts that need no other part.
+    # 1. Build the components that need no other one.
     behaviour = HONEST
     if config.get("clients") is not None:
-        runtime = (settings.num_clients, data.num_classes, streams)
-        behaviour = _part(config, "clients", ClientBehaviour, *runtime)
+        behaviour = _component(
+            config, "clients", ClientBehaviour, settings.num_clients, data.num_classes, streams
+        )
     local_algorithm = LocalAlgorithm()
     if config.get("local_algorithm") is not None:
-        local_algorithm = _part(config, "local_algorithm", LocalAlgorithm)
-    optimizer = _part(config, "optimizer", LocalOptimizer)
-    availability = _part(config, "availability", Availability)
+        local_algorithm = _component(config, "local_algorithm", LocalAlgorithm)
+    optimizer = _component(config, "optimizer", LocalOptimizer)
+    availability = _component(config, "availability", Availability)
     simulated_clock = None
     num_selected = settings.cohort_size
     if config.get("system") is not None:
-        system = _part(config, "system", System)
-        # More clients than cohort_size, because some updates will come too late.
+        system = _component(config, "system", System)
+        # The server selects more clients than cohort_size if some updates will come too late.
         num_selected = system.num_selected(settings.cohort_size, num_clients)
         simulated_clock = SimulatedClock(system, num_clients, settings.cohort_size, streams)
 
     # 2. Give the clients their data and their work.
     labels = behaviour.labels(data.y, division)  # imperfect clients may have wrong ones
-    evaluated = division.train if local.evaluate_on == "train" else division.holdout
-    positions = (division.train, evaluated)
-    if isinstance(data.x, SampleSource):
-        client_data = ClientData.on_demand(data.x, labels, *positions, data.num_classes)
-    else:
-        client_data = ClientData(data.x, labels, *positions, data.num_classes)
-    client_data = replace(client_data, true_y=data.y, augment=data.augment)
-    partial = (local.partial_rate or 0.0, local.partial_draw == "client")
-    work = LocalWork(local.epochs, local.steps, local.batch_size, *partial)
+    client_data = _client_data(data, division, labels, local.evaluate_on)
+    work = LocalWork(
+        local.epochs,
+        local.steps,
+        local.batch_size,
+        partial_rate=local.partial_rate or 0.0,
+        partial_once=local.partial_draw == "client",
+    )
     with over_selection_explained(settings.cohort_size, num_selected):
         check(work.too_large(division.sizes, num_selected))
     total_steps = settings.num_rounds * work.median_steps(division.train)
     check(*model_problems(model, client_data))
     workload = Workload(model, client_data, optimizer, total_steps)
 
-    # 3. Build the parts that need the population, the model or the workload.
-    trained = trained_names(model)
+    # 3. Build the components that need the population, the model or the workload.
     accuracy_measure = None
     if settings.client_accuracy is not None:
-        owners = (data.owners, data.test_owners)
         test_labels = data.test.y.cpu().numpy()
-        accuracy_measure = client_accuracy(settings.client_accuracy, division, test_labels, *owners)
+        accuracy_measure = client_accuracy(
+            settings.client_accuracy, division, test_labels, data.owners, data.test_owners
+        )
     population = Population(division.sizes, num_selected, settings.num_rounds)
-    # Rounds have the keys from 1 on.
+    # This stream has no key. A round has its number as the key, from 1.
     stream = streams.generator(Purpose.AVAILABILITY)
     availability.begin(population.sizes, division.histograms, stream)
     with over_selection_explained(settings.cohort_size, num_selected):
-        selector = _part(config, "selector", Selector, population)
+        selector = _component(config, "selector", Selector, population)
+    trained = trained_names(model)
     unfit = selector.unfit_for(trained)
     if unfit is not None:
         check(unfit.within("selector"))
     untrained = frozenset(initial(model)) - frozenset(trained)
-    aggregator = _part(config, "aggregator", Aggregator, untrained)
-
-    def build_backend(workload: Workload) -> Backend:
-        return _part(config, "engine", Backend, workload)
-
-    if client_data.source is None:
-        backend = build_backend(workload)
-    else:
-        # It copies the samples of each call into a buffer, on which a backend of its own trains.
-        backend = OnDemandBackend(workload, build_backend)
+    aggregator = _component(config, "aggregator", Aggregator, untrained)
+    backend = _backend(config, workload)
 
     def first_model(client: int) -> Params:
         """Return the model that `client` starts with (`init_seed=per_client`)."""
         shape = data.input_shape
-        own_model = build_model(config["model"], shape, data.num_classes, streams, client)
-        return initial(own_model.to(data.y.device))
+        client_model = build_model(config["model"], shape, data.num_classes, streams, client)
+        return initial(client_model.to(data.y.device))
 
-    # 4. Put all parts together.
+    # 4. Put all components together.
     return Components(
         engine=Engine(backend, workload, work, streams),
         population=population,
@@ -283,12 +277,38 @@ def components_of(
     )
 
 
-def _part(config: Mapping[str, Any], group: str, base: type[T], *runtime: Any) -> T:
+def _component(config: Mapping[str, Any], group: str, base: type[T], *passed: Any) -> T:
     """Return the object of class `base` that a config group describes.
 
-    `runtime` are arguments that no config can hold. They come first in the call of the class.
+    `passed` are the first arguments of its constructor, which no config can hold.
     """
-    return instantiate(config[group], base, group, *runtime)
+    return instantiate(config[group], base, group, *passed)
+
+
+def _client_data(
+    data: PreparedData, division: Division, labels: Tensor, evaluate_on: str
+) -> ClientData:
+    """Return the samples of all clients, with the `labels` [n] that the clients have for them.
+
+    A client's loss is measured on the samples that it trains on (`evaluate_on="train"`), or on the
+    samples that it holds out.
+    """
+    evaluated = division.train if evaluate_on == "train" else division.holdout
+    if isinstance(data.x, SampleSource):
+        samples = ClientData.on_demand(data.x, labels, division.train, evaluated, data.num_classes)
+    else:
+        samples = ClientData(data.x, labels, division.train, evaluated, data.num_classes)
+    return replace(samples, true_y=data.y, augment=data.augment)
+
+
+def _backend(config: Mapping[str, Any], workload: Workload) -> Backend:
+    """Return the backend that the config's `engine` describes."""
+    build_backend = partial(_component, config, "engine", Backend)
+    if workload.data.source is None:
+        return build_backend(workload)
+    # The samples are made on demand. The backend of the config trains on a buffer, into which this
+    # one copies the samples of each call.
+    return OnDemandBackend(workload, build_backend)
 
 
 def build_model(
@@ -300,9 +320,9 @@ def build_model(
 ) -> nn.Module:
     """Build the model of the config's node `model`, with initial values from its own random stream.
 
-    Without `client` it is the server's model. Otherwise it is the model with which `client` starts
-    if each client has its own. torch's global generator stays as it was. Raises `ConfigError` for
-    hooks on parameters.
+    It is the server's model, or the initial model of `client` if each client has a model of its
+    own. `shape` is that of a sample. torch's global generator stays as it was. Raises `ConfigError`
+    for hooks on parameters.
     """
     # NumPy gives a key that ends in 0 the same stream as the key without this 0. Clients are
     # therefore counted from 1, so that client 0 does not get the server's model.
@@ -312,17 +332,17 @@ def build_model(
         model = instantiate(node, nn.Module, "model", shape, num_classes)
     for name, param in model.named_parameters():
         if param._backward_hooks or param._post_accumulate_grad_hooks:
-            rule = f"has a hook on its parameter {name}, which the copies that clients train lack"
+            fault = f"has a hook on its parameter {name}, which the copies that clients train lack"
             remedy = "let the forward pass do what the hook does"
-            raise ConfigError([Problem("model", type(model).__name__, rule, remedy)])
+            raise ConfigError([Problem("model", type(model).__name__, fault, remedy)])
     return model
 
 
 def _server_data(data: PreparedData, division: Division, selector: Selector) -> ServerData:
-    """Return the server's data: the test set, validation samples and public samples (no labels).
+    """Return the server's data: the test set, validation samples and public samples.
 
-    The division sets the last two aside. Only a selector that declares the signal gets validation
-    samples.
+    The division sets validation and public samples aside. Public samples have no labels. Only a
+    selector that declares the signal `VALIDATION` gets validation samples.
     """
     validation = None
     if len(division.validation) and Signal.VALIDATION in selector.needs:
@@ -332,10 +352,10 @@ def _server_data(data: PreparedData, division: Division, selector: Selector) -> 
 
 
 _latest: dict[tuple[str, object, object], PreparedData] = {}
-"""The prepared data of the latest run: at most one entry.
+"""The prepared data of the latest run: one entry, or none before the first run.
 
-The key is the run's `data_key` and the classes of its data set and model. A user who edits a class
-in a notebook gets another class of the same name.
+Its key is the `data_key` of the run, and the classes of its data set and its model. The classes
+matter because a user who edits a class in a notebook gets another class of the same name.
 """
 
 
@@ -369,13 +389,18 @@ def forget() -> None:
 def data_key(plan: Plan) -> str:
     """Return a key that is equal for runs with the same prepared data.
 
-    It contains the model, which may decide on features, and the working folder, because paths may
-    be relative.
+    It contains the model, because the data may be features that the model computes. It contains the
+    working folder, because paths may be relative.
     """
-    device = resolve_device(plan.settings.device)
-    places = [plan.data_dir, plan.cache_dir, Path.cwd(), device]
-    parts = [plan.config["dataset"], plan.config["model"], *places]
-    return json.dumps(parts, sort_keys=True, default=str)
+    key = [
+        plan.config["dataset"],
+        plan.config["model"],
+        plan.data_dir,
+        plan.cache_dir,
+        Path.cwd(),
+        resolve_device(plan.settings.device),
+    ]
+    return json.dumps(key, sort_keys=True, default=str)
 
 
 def is_prepared(plan: Plan) -> bool:
@@ -396,9 +421,9 @@ def _load(
 ) -> PreparedData:
     """Load the data set of a run, and prepare its samples on `device`.
 
-    The nodes are those of the config, and `model_class` is the class or function that the model's
-    node names. The key of `_latest` contains all arguments but the `seed`, which only draws the
-    values of a model that is dropped again.
+    The nodes are those of the config. `model_class` is the class or function that the model's node
+    names. The data do not depend on `seed`, which draws the initial values of a model that step 2
+    builds and drops again.
     """
     # Features are computed below and cached for later runs: make their computation deterministic.
     prepare_device(device, None)
@@ -418,8 +443,8 @@ def _load(
         raise DataError(f"{fault}, not {type(data).__name__}")
     shape = data.input_shape
     source = {"fingerprint": data.fingerprint, "sha256": data.sha256}
-    # 2. Replace samples by the features that a model trains on. A class shows by `load_backbone`
-    #    that it does so. A function must be called to see what it returns.
+    # 2. Replace samples by features if the model trains on features. A class of such models has
+    #    `load_backbone`. A function must be called to see which model it returns.
     if hasattr(model_class, "load_backbone") or not isinstance(model_class, type):
         model = build_model(model_node, shape, data.num_classes, Streams(seed))
         if isinstance(model, TrainsOnFeatures):
@@ -432,22 +457,21 @@ def _load(
         x = _aligned(data.normalise(x).to(device))
     test_x = _aligned(data.normalise(data.test.tensor).to(device))
     test = LabelledSamples(test_x, data.test.y.to(device))
-    y = data.train.y.to(device)
     return PreparedData(
-        x,
-        y,
-        test,
-        data.num_classes,
-        shape,
-        data.owners,
-        source,
-        data.test_owners,
-        augment,
+        x=x,
+        y=data.train.y.to(device),
+        test=test,
+        num_classes=data.num_classes,
+        input_shape=shape,
+        owners=data.owners,
+        source=source,
+        test_owners=data.test_owners,
+        augment=augment,
     )
 
 
 def _augmentation(dataset: Dataset, data: LoadedData, device: torch.device) -> CropFlip | None:
-    """Return what changes images in local training; None unless the config asks for it.
+    """Return the change of images in local training; None unless the config asks for one.
 
     Raises `ConfigError` if the samples that the model trains on are no images.
     """
@@ -455,8 +479,8 @@ def _augmentation(dataset: Dataset, data: LoadedData, device: torch.device) -> C
     if augment is None:
         return None
     shape = data.input_shape
-    text = f"is for models that train on images [C, H, W], not on samples of shape {list(shape)}"
-    check(rule(len(shape) == 3, "dataset.augment", augment, text, "dataset.augment=null"))
+    fault = f"is for models that train on images [C, H, W], not on samples of shape {list(shape)}"
+    check(rule(len(shape) == 3, "dataset.augment", augment, fault, "dataset.augment=null"))
     black = torch.zeros(1, shape[0], 1, 1)
     return CropFlip(data.normalise(black)[0].to(device))
 
@@ -471,10 +495,10 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def resolve_device(name: str) -> str:
-    """Return the device that the config's `device` means: `cpu`, or a GPU with its number.
+    """Return `cpu` or the numbered GPU for the config's `device`. Make a GPU torch's current one.
 
-    The GPU becomes torch's current one. Without a number in the config, it is the GPU with the
-    number of this process among torchrun's processes on this machine (`local_rank`).
+    If the config gives no number, it is the number of this process among torchrun's processes on
+    this machine (`local_rank`).
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"

@@ -19,7 +19,8 @@ from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly
 from fedsim.running.assembly import Experiment, build
-from fedsim.running.experiment import component_warnings, execute
+from fedsim.running.component_warnings import component_warnings
+from fedsim.running.experiment import execute
 from fedsim.running.summary import totals_of
 from fedsim.selectors.random import Random
 from fedsim.tracking.base import Trackers

@@ -18,13 +18,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedsim.clients.context import UNASKED_SIGNALS, Signal
+from fedsim.clients.context import UNASKED_SIGNALS
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DivergedError, FedsimError
@@ -33,11 +33,14 @@ from fedsim.core.server_data import server_data, server_sees
 from fedsim.results import files
 from fedsim.results.files import OutputError, RunFolder
 from fedsim.results.reading import FINAL, read_summary, window_of
-from fedsim.rounds.aggregators import weighting_warning
 from fedsim.rounds.checks import SelectionError
-from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import Checkpoint, Checkpoints
+from fedsim.running.component_warnings import (
+    component_warnings,
+    ignored_weights_warning,
+    print_unsaved,
+)
 from fedsim.running.incidents import Incidents
 from fedsim.running.lanes import Lane
 from fedsim.running.outcome import (
@@ -325,7 +328,7 @@ class _RunInProgress:
         self.incidents.see(record)
         if not self.has_noted_weights and self.simulation.weights_are_ignored:
             self.has_noted_weights = True
-            self.trackers.message(_ignored_weights(self.components))
+            self.trackers.message(ignored_weights_warning(self.components))
         self.trackers.log(record.as_dict())
 
     def summary(
@@ -368,7 +371,7 @@ class _RunInProgress:
         unsaved = self.checkpoints.unsaved_changes()
         if unsaved:
             summary["unsaved_attributes"] = unsaved
-            _note_unsaved(", ".join(unsaved))
+            print_unsaved(", ".join(unsaved))
         return summary | {"revision": self.revision, "environment": machine, "trackers": {}}
 
     def write_results(self, summary: dict[str, Any]) -> dict[str, Any]:
@@ -409,57 +412,3 @@ class _RunInProgress:
             self.folder.write_summary(summary)
         except OutputError as error:
             warn(f"fedsim: {error}\n")
-
-
-@cache
-def _note_unsaved(names: str) -> None:
-    """Print, once in a process, which attributes of a user's class no checkpoint holds."""
-    warn(
-        f"fedsim: {names}: changed during the run and not in `state`. If a later round reads such "
-        "an attribute, a run that was killed and resumed differs from an undisturbed one; add it "
-        "to `state`\n"
-    )
-
-
-def component_warnings(simulation: Simulation) -> list[str]:
-    """Return the warnings of a run's components, which trackers show before the first round."""
-    components = simulation.components
-    model_bytes = sum(value.nbytes for value in simulation.params.values())
-    num_clients = components.population.num_clients
-    warnings = [
-        components.selector.warning,
-        components.aggregator.warning,
-        weighting_warning(components.selector, components.aggregator),
-        components.local_algorithm.warning(num_clients, model_bytes),
-        components.engine.warning,
-        _holdout_warning(components),
-    ]
-    return [warning for warning in warnings if warning]
-
-
-def _ignored_weights(components: Components) -> str:
-    """Return the warning of a run whose aggregator ignores the selector's weights."""
-    selector = type(components.selector).__name__
-    aggregator = type(components.aggregator).__name__
-    return (
-        f"{selector} gives its clients weights, but {aggregator} ignores them: this is not "
-        "the published method; with aggregator=by_size they count"
-    )
-
-
-def _holdout_warning(components: Components) -> str | None:
-    """Return a line if some clients have no samples for the losses that the selector asks for."""
-    if not components.selector.needs & {Signal.LOSSES, Signal.ACCURACIES}:
-        return None
-    data = components.engine.data
-    num_clients = len(data.train)
-    num_silent = 0
-    for trained_on, evaluated_on in zip(data.train, data.evaluate, strict=True):
-        num_silent += len(trained_on) > 0 and len(evaluated_on) == 0
-    if not num_silent:
-        return None
-    return (
-        f"{num_silent} of {num_clients} clients hold out no sample, so they have no loss to report "
-        f"(local.evaluate_on=holdout): {type(components.selector).__name__} selects them less or "
-        "never; raise local.holdout_fraction, or take local.evaluate_on=train"
-    )

@@ -2,8 +2,8 @@
 
 `execute` is the entry: `fedsim.jobs.sweep` calls it for each job, and `fedsim verify` for each run
 that it repeats. A plan is the checked description of a run: its config, its folder, and more.
-`execute` and its second half `_run` take it apart. Only `build`, which needs most of it, gets the
-whole plan.
+`execute` and its second half `_run` take the plan apart. Only `build`, which needs most of its
+values, gets the whole plan.
 
 An outcome is how a run ended (`fedsim.running.outcome`). A lane is a coroutine in which a run
 trains together with others (`fedsim.running.lanes`). Ranks are the processes of torchrun, which
@@ -14,9 +14,8 @@ Nothing is written into the run's folder until everything that can raise an erro
 
 import io
 import json
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 from fedsim.clients.context import UNASKED_SIGNALS
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
+from fedsim.config.settings import RunSettings
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import Record, reaches, short_run_warning
 from fedsim.core.server_data import server_data, server_sees
@@ -72,7 +72,7 @@ def execute(
     """Run `plan`, resume it from its checkpoint, or return the outcome that its folder records.
 
     `lane` is given if the run trains together with others. `watch` learns of every round.
-    `builder` makes the simulation of the plan; None: `build`.
+    `builder` builds the simulation; None: `build` does.
 
     Raises a `FedsimError` that is found before round 1, `HeldError` if another process is running
     the plan, and KeyboardInterrupt or `Preempted` after a signal. All other errors are in the
@@ -136,11 +136,8 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
     with STOP.deferred():  # signals wait for the end of a round
         # 1. Resume from the checkpoint or start anew, then start the trackers.
         try:
-            run_folder = RunFolder(place)
-            checkpoints = Checkpoints(run_folder, plan.config, plan.checkpoint, experiment)
-            run = _RunInProgress(experiment, plan.config, run_folder, checkpoints, watch)
-            run.begin_or_resume(overwrite=settings.overwrite)
-            run.start_trackers(info, settings.cohort_size)
+            checkpoints = Checkpoints(RunFolder(place), plan.config, plan.checkpoint, experiment)
+            run = _RunInProgress(info, experiment, checkpoints, watch, settings)
         except FedsimError:
             raise
         except (Exception, SystemExit) as error:
@@ -148,12 +145,7 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
         # 2. Run the rounds.
         ending = run.run_to_end()
         # 3. Write what the run leaves.
-        summary = run.summary(
-            ending, seed=settings.seed, choices=plan.choices, config_hash=plan.config_hash
-        )
-        if plan.swept:
-            summary["swept"] = plan.swept
-        summary = run.write_results(summary)
+        summary = run.write_results(run.summary_of(ending, plan.config_hash))
     # 4. End the trackers, and record which of them failed. A signal may end the wait for them.
     try:
         run.trackers.finish(summary)
@@ -167,69 +159,68 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
 
 
 class _RunInProgress:
-    """A run that is ready for its next round: what `_run` keeps while the rounds run.
+    """A run that is ready for its next round, and its files, checkpoints and trackers.
 
-    `_run` calls `begin_or_resume`, `start_trackers`, `run_to_end`, `summary` and `write_results` in
-    this order. `origin` is the checkpoint that the run was resumed from. For a run that starts, it
-    has no state, only facts such as the initial accuracy. `records` are the records of all rounds
-    up to now, including the rounds of earlier processes. `client_summary` and `client_arrays` are
-    the final model's accuracies on the clients, empty and None before the run has ended for good.
+    The constructor resumes the run from its checkpoint or starts it anew, and starts the trackers.
+
+    - `records`: the records of all rounds up to now, including the rounds of earlier processes.
+    - `origin`: when and how the run began. It is the checkpoint from which the run was resumed. A
+      run that starts anew has no checkpoint yet: then `state` and `lengths` are empty.
+    - `client_summary`, `client_arrays`: the final model's accuracies on the clients
+      (`client_accuracies`); empty and None until the run has ended for good.
     """
 
     def __init__(
         self,
+        info: RunInfo,
         experiment: Experiment,
-        config: Mapping[str, Any],
-        folder: RunFolder,
         checkpoints: Checkpoints,
         watch: Watch,
+        settings: RunSettings,
     ) -> None:
-        self.window = window_of(config)
+        self.info = info
+        self.config = info.config
+        self.window = window_of(info.config)
         self.experiment = experiment
-        self.config = config
-        self.folder = folder
-        self.checkpoints = checkpoints
-        self.watch = watch
         self.simulation = experiment.simulation
         self.components = experiment.simulation.components
+        self.checkpoints = checkpoints
+        self.folder = checkpoints.folder
+        self.watch = watch
         self.revision = own_revision()  # before the rounds: the checkout may change while they run
-        self.num_rounds = self.components.population.num_rounds
         self.client_summary: dict[str, Any] = {}
         self.client_arrays: Mapping[str, Any] | None = None
         self.has_noted_weights = False
-        # A user's selector may raise an error here, so these come before anything is written.
-        self.warnings = component_warnings(self.simulation)
-        self.adaptive = self.components.selector.adaptive
+        # A user's selector may raise an error here, before anything is written.
+        warnings = component_warnings(self.simulation)
+        is_adaptive = self.components.selector.adaptive
         self.start_up_rounds = self.components.selector.start_up_rounds
 
-    def begin_or_resume(self, *, overwrite: bool) -> None:
-        """Load the checkpoint and its records, or write the files of a run that starts.
+        self.origin, self.records = self._resume_or_begin(overwrite=settings.overwrite)
+        self.trackers = self._start_trackers(warnings)
+        # A `system` may select more clients than the config's cohort_size, because some updates
+        # come too late. Only a round with fewer clients than cohort_size is an incident.
+        population = replace(self.components.population, cohort_size=settings.cohort_size)
+        self.incidents = Incidents(population, is_adaptive, self.trackers.message)
+        self._replay_records()
 
-        `overwrite` is that of the config.
+    def _resume_or_begin(self, *, overwrite: bool) -> tuple[Checkpoint, list[Record]]:
+        """Load the checkpoint, or write the files of a run that starts.
+
+        `overwrite` is that of the config. Returns `origin` and the records of earlier processes.
         """
         resumed = self.checkpoints.load(overwrite)
         if resumed is None:
-            self.records: list[Record] = []
-            self.origin = self._begin(overwrite)
-            return
-        checkpoint, self.records = resumed
+            RunFolder.create(self.folder.path, self.config)
+            self._write_description()
+            accuracy = self.simulation.evaluate().accuracy
+            return Checkpoint({}, {}, accuracy, started=time.time(), overwrite=overwrite), []
+        checkpoint, records = resumed
         self.simulation.load_state_dict(checkpoint.state)
         self.folder.reopen(checkpoint.lengths)
         self._write_description()  # its files may have been lost
         self.checkpoints.saved_at = self.simulation.wall_seconds
-        self.origin = replace(checkpoint, overwrite=overwrite)
-
-    def _begin(self, overwrite: bool) -> Checkpoint:
-        """Create the folder of a run that starts, and return its `origin`."""
-        RunFolder.create(self.folder.path, self.config)
-        self._write_description()
-        return Checkpoint(
-            state={},
-            lengths={},
-            initial_accuracy=self.simulation.evaluate().accuracy,
-            started=time.time(),
-            overwrite=overwrite,
-        )
+        return replace(checkpoint, overwrite=overwrite), records
 
     def _write_description(self) -> None:
         """Write the files that describe the run and stay as they are."""
@@ -240,81 +231,91 @@ class _RunInProgress:
             text = json.dumps({"clients": imperfect.tolist()}) + "\n"
             self.folder.write_text(files.IMPERFECT, text)
 
-    def start_trackers(self, info: RunInfo, cohort_size: int) -> None:
-        """Start the trackers and replay the records of earlier processes.
-
-        `cohort_size` is that of the config. A `system` may select more clients, because some
-        updates come too late. A round has too few clients only if it has fewer than `cohort_size`.
-        """
+    def _start_trackers(self, warnings: Sequence[str]) -> Trackers:
+        """Start the config's trackers, and pass the `warnings` on to them."""
         nodes = self.config["tracker"]
 
         def make(name: str) -> Tracker:
             return instantiate(nodes[name], Tracker, f"tracker.{name}")
 
-        self.trackers = Trackers(nodes, make)
-        self.trackers.start(info)
-        for warning in self.warnings:
-            self.trackers.message(warning)
-        short = short_run_warning(self.num_rounds, self.window)
-        sweep = self.watch.sweep
+        trackers = Trackers(nodes, make)
+        trackers.start(self.info)
+        for warning in warnings:
+            trackers.message(warning)
+        short = short_run_warning(self.info.num_rounds, self.window)
+        sweep = self.info.sweep
         if short and (sweep is None or sweep.number == 1):  # once in a sweep
-            self.trackers.message(short)
-        population = replace(self.components.population, cohort_size=cohort_size)
-        self.incidents = Incidents(population, self.adaptive, self.trackers.message)
+            trackers.message(short)
+        return trackers
+
+    def _replay_records(self) -> None:
+        """Show the records of earlier processes to the trackers, and count their incidents."""
         if self.records:
-            resumed = f"resuming after round {self.simulation.round} of {self.num_rounds}"
+            resumed = f"resuming after round {self.simulation.round} of {self.info.num_rounds}"
             self.trackers.message(resumed)
         for record in self.records:
             self.incidents.see(record, silent=True)
             self.trackers.replay(record.as_dict())
 
     def run_to_end(self) -> Outcome:
-        """Run the rounds that are missing, and return how that ended, also by an error.
+        """Run the rounds that are missing, and return how the run ended, also by an error.
 
-        Only `status`, `summary["error"]` and `cause` of the outcome are set. After the last round,
-        or divergence, the accuracies of the clients are measured, which may fail, too.
+        The `summary` of this outcome has only the key `error`. After the last round, or divergence,
+        the accuracies of the clients are measured, which may fail, too.
         """
         try:
-            try:
-                ending = self._run_rounds()
-            except DivergedError as error:
-                ending = Outcome("diverged", {"error": str(error)}, cause=error)
+            ending = self._run_rounds()
             if ending.final:
                 self.client_summary, self.client_arrays = client_accuracies(self.simulation)
             return ending
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             round = len(self.records) + 1  # its record is not written, as the trace may have failed
-            when = f"round {round}" if round <= self.num_rounds else "after the last round"
+            is_last = round > self.info.num_rounds
+            when = "after the last round" if is_last else f"round {round}"
             return ended_by(error, self.config, self.folder.path, when)
 
     def _run_rounds(self) -> Outcome:
-        while self.simulation.round < self.num_rounds:
-            if STOP.status is not None:
-                if self.simulation.round:  # before round 1 there is nothing to save
-                    self.checkpoints.save(self.origin)
-                reason = f"stopped by a signal after round {self.simulation.round}"
-                return Outcome(STOP.status, {"error": f"{reason}; the same command resumes it"})
-            record = self.simulation.step()
-            self._write(record)
-            stop_reason = self.watch.round_ended(record)
-            stop_at = self.config.get("stop_at")
-            target = math.inf if stop_at is None else stop_at
-            accuracies = [record.test_accuracy for record in self.records[-self.window :]]
-            if reaches(accuracies, target, self.window, self.num_rounds):
-                return Outcome("reached", {"error": None})
-            if record.round == self.num_rounds:  # the run is done, whatever the watch says
-                break
-            if stop_reason is not None:
-                self.checkpoints.save(self.origin)
-                error = f"{stop_reason} after round {record.round}"
-                return Outcome("interrupted", {"error": error})
-            # After a signal, the next turn of the loop saves.
-            if STOP.status is None and self.checkpoints.due(record.round, record.wall_seconds):
-                self.checkpoints.save(self.origin)
+        """Run the rounds that are missing, and return how they ended."""
+        while self.simulation.round < self.info.num_rounds:
+            try:
+                ending = self._run_round()
+            except DivergedError as error:
+                return Outcome("diverged", {"error": str(error)}, cause=error)
+            if ending is not None:
+                return ending
         return Outcome("done", {"error": None})
 
+    def _run_round(self) -> Outcome | None:
+        """Run the next round. Return the outcome if the run ends before its last round."""
+        if STOP.status is not None:
+            if self.simulation.round:  # before round 1 there is nothing to save
+                self.checkpoints.save(self.origin)
+            reason = f"stopped by a signal after round {self.simulation.round}"
+            return Outcome(STOP.status, {"error": f"{reason}; the same command resumes it"})
+        record = self.simulation.step()
+        self._write(record)
+        stop_reason = self.watch.round_ended(record)
+        if self._has_reached(self.config.get("stop_at")):
+            return Outcome("reached", {"error": None})
+        if record.round == self.info.num_rounds:  # the run is done, whatever the watch says
+            return None
+        if stop_reason is not None:
+            self.checkpoints.save(self.origin)
+            return Outcome("interrupted", {"error": f"{stop_reason} after round {record.round}"})
+        # After a signal, the next call saves.
+        if STOP.status is None and self.checkpoints.due(record.round, record.wall_seconds):
+            self.checkpoints.save(self.origin)
+        return None
+
+    def _has_reached(self, target: float | None) -> bool:
+        """Return whether the final accuracy would be at least `target` if the run ended now."""
+        if target is None:
+            return False
+        accuracies = [record.test_accuracy for record in self.records[-self.window :]]
+        return reaches(accuracies, target, self.window, self.info.num_rounds)
+
     def _write(self, record: Record) -> None:
-        """Write the record of a round, and the selector's trace of it if it observed the round."""
+        """Write the record of a round, and the selector's trace if it observed the round."""
         selector = self.components.selector
         trace = selector.trace if self.simulation.observed else None
         self.folder.append(record.as_dict())
@@ -331,48 +332,52 @@ class _RunInProgress:
             self.trackers.message(ignored_weights_warning(self.components))
         self.trackers.log(record.as_dict())
 
-    def summary(
-        self, ending: Outcome, *, seed: int, choices: Mapping[str, str], config_hash: str
-    ) -> dict[str, Any]:
+    def summary_of(self, ending: Outcome, config_hash: str) -> dict[str, Any]:
         """Return the content of summary.json for this ending. `trackers` is filled later.
 
-        `seed`, `choices` and `config_hash` are those of the plan.
+        `config_hash` is that of the plan.
         """
         needs = self.components.selector.needs
-        engine = self.components.engine
-        identity = self.checkpoints.identity  # everything that decides the result (`identity_of`)
-        test_data = self.components.server_data.test.x
-        # The engine `native` calls the C library, whose variant depends on the type of the numbers.
-        compiled = test_data.dtype if identity["engine"] == "native" else None
-        machine = environment(test_data.device, compiled)
-        if RANKS.others is not None:
-            machine["processes"] = {"count": RANKS.others.size, "backend": backend_name()}
         summary = {"status": ending.status, "error": ending.summary["error"]}
         summary |= totals_of(self.records, self.origin.initial_accuracy, self.window)
         summary |= self.client_summary
         summary |= {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.origin.started)),
             "start_up_rounds": self.start_up_rounds,
-            "seed": seed,
-            "choices": dict(choices),
+            "seed": self.info.seed,
+            "choices": dict(self.info.choices),
             "asks": "; ".join(sorted(needs - UNASKED_SIGNALS)) or "nothing",
             "server_data": server_data(needs),
             "server_sees": server_sees(needs),
-            "engine": engine.description,
+            "engine": self.components.engine.description,
             "data": dict(self.experiment.data_source),
             "incidents": self.incidents.counts,
             "partition_hash": self.experiment.division.hash,
             "config_hash": config_hash,
         }
-        if identity["code"]:
-            summary["code"] = identity["code"]
+        code = self.checkpoints.identity["code"]
+        if code:
+            summary["code"] = code
         if self.origin.earlier_code:
             summary["earlier_code"] = self.origin.earlier_code
         unsaved = self.checkpoints.unsaved_changes()
         if unsaved:
             summary["unsaved_attributes"] = unsaved
             print_unsaved(", ".join(unsaved))
-        return summary | {"revision": self.revision, "environment": machine, "trackers": {}}
+        summary |= {"revision": self.revision, "environment": self._environment(), "trackers": {}}
+        if self.info.swept:
+            summary["swept"] = self.info.swept
+        return summary
+
+    def _environment(self) -> dict[str, Any]:
+        """Return the software and the machine that the run used (`environment`), and its ranks."""
+        test_data = self.components.server_data.test.x
+        # The engine `native` calls the C library, whose variant depends on the type of the numbers.
+        is_native = self.checkpoints.identity["engine"] == "native"
+        machine = environment(test_data.device, test_data.dtype if is_native else None)
+        if RANKS.others is not None:
+            machine["processes"] = {"count": RANKS.others.size, "backend": backend_name()}
+        return machine
 
     def write_results(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Write the summary. After a run that ended for good, also write the final model.
@@ -385,16 +390,12 @@ class _RunInProgress:
         try:
             self.folder.sync_records()
             if final:
-                files.save_model(self.folder, files.MODEL, self.simulation.params)
-                if self.client_arrays is not None:
-                    file = io.BytesIO()
-                    np.savez_compressed(file, allow_pickle=False, **self.client_arrays)
-                    self.folder.write_bytes(files.CLIENTS, file.getvalue())
+                self._write_final_model()
             self.folder.write_summary(summary)
         except OutputError as error:
             warn(f"fedsim: {error}\n")
-            # The summary may be complete although forcing its folder to the disk raised an error.
-            # The run is then as good as without the error.
+            # If the summary is complete, only forcing its folder to the disk raised the error, and
+            # the run keeps its status.
             if read_summary(self.folder.path) != files.json_ready(summary):
                 earlier_error = summary["error"]
                 summary["error"] = f"{earlier_error}; {error}" if earlier_error else str(error)
@@ -405,6 +406,14 @@ class _RunInProgress:
         if final:
             self.checkpoints.delete()
         return summary
+
+    def _write_final_model(self) -> None:
+        """Write the final model, and its accuracies on the clients if they were measured."""
+        files.save_model(self.folder, files.MODEL, self.simulation.params)
+        if self.client_arrays is not None:
+            file = io.BytesIO()
+            np.savez_compressed(file, allow_pickle=False, **self.client_arrays)
+            self.folder.write_bytes(files.CLIENTS, file.getvalue())
 
     def rewrite(self, summary: Mapping[str, Any]) -> None:
         """Write the summary again, with changes. If that is not possible, print why."""

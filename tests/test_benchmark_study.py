@@ -28,8 +28,8 @@ from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.record import Record
 from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly
+from fedsim.running.exits import exit_code
 from fedsim.running.outcome import Outcome
-from fedsim.running.process import exit_code
 
 RUNS = Path("outputs/benchmark_v1")
 TINY = """\

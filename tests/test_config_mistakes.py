@@ -18,8 +18,8 @@ from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.types import Population
 from fedsim.jobs.cli import run
 from fedsim.running import experiment
+from fedsim.running.exits import print_error
 from fedsim.running.outcome import Outcome
-from fedsim.running.process import print_error
 from fedsim.selectors.random import Random
 from tests.run_toys import Run, refused, shell
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedsim.results.reading import read_summary
-from fedsim.running.process import EXIT_CODES
+from fedsim.running.exits import EXIT_CODES
 from tests.run_toys import QUICK, Run, folders
 
 EXPLODES = (*QUICK, "optimizer.lr=1e38")

@@ -25,7 +25,7 @@ from fedsim.report.table import Table, make_frame
 from fedsim.results.files import CLIENTS, IMPERFECT, PARTITION
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY, read_metrics
 from fedsim.results.runs import Run, read_runs
-from fedsim.running.process import print_error
+from fedsim.running.exits import print_error
 from fedsim.tracking.tables import print_line
 from tests.report_toys import (
     drawn_runs,

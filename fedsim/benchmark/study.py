@@ -57,8 +57,8 @@ from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
 from fedsim.core.text import command
 from fedsim.jobs.cli import run_jobs
+from fedsim.running.exits import EXIT_CODES
 from fedsim.running.outcome import outcome_on_file
-from fedsim.running.process import EXIT_CODES
 from fedsim.search.own_keys import overwrite_problem, take_settings
 from fedsim.search.tune import declared_space, points_of, why_not_run
 from fedsim.tracking.tables import print_line

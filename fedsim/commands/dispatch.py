@@ -17,7 +17,8 @@ from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.layout import entries
 from fedsim.core.errors import FedsimError
 from fedsim.core.text import nearest
-from fedsim.running.process import exit_code, world
+from fedsim.running.exits import exit_code
+from fedsim.running.process import world
 
 
 class MistakeError(FedsimError):

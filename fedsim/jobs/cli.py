@@ -18,7 +18,8 @@ from fedsim.jobs.narration import Narration
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.jobs.progress import Progress
 from fedsim.jobs.sweep import Attempts
-from fedsim.running.process import EXIT_CODES, STOP, print_error
+from fedsim.running.exits import EXIT_CODES, print_error
+from fedsim.running.process import STOP
 
 SEVERITY = ("done", "reached", "diverged", "data", "config", "failed", "preempted", "interrupted")
 """Statuses of outcomes, the worst one last. The worst one of a sweep decides its exit code."""

@@ -8,7 +8,7 @@ from functools import cache
 from fedsim.clients.context import Signal
 from fedsim.rounds.aggregators import weighting_warning
 from fedsim.rounds.loop import Components, Simulation
-from fedsim.running.outcome import warn
+from fedsim.running.exits import warn
 
 
 def component_warnings(simulation: Simulation) -> list[str]:

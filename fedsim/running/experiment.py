@@ -41,6 +41,7 @@ from fedsim.running.component_warnings import (
     ignored_weights_warning,
     print_unsaved,
 )
+from fedsim.running.exits import warn
 from fedsim.running.incidents import Incidents
 from fedsim.running.lanes import Lane
 from fedsim.running.outcome import (
@@ -50,7 +51,6 @@ from fedsim.running.outcome import (
     claimed,
     ended_by,
     outcome_in,
-    warn,
     worked_in,
 )
 from fedsim.running.process import STOP

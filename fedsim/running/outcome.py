@@ -12,10 +12,9 @@ In it, `folder` is a run's own folder, and `place` the folder that holds the fil
 run's own, or with `overwrite=true` perhaps that of its replacement (`worked_in`).
 """
 
-import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from fedsim.results import files
 from fedsim.results.files import OutputError, RunFolder
 from fedsim.results.reading import FINAL, read_summary
 from fedsim.results.wholeness import fault_of
+from fedsim.running.exits import warn
 from fedsim.tracking.base import SweepPosition
 
 BEFORE_ROUND_1 = "before round 1"
@@ -212,9 +212,3 @@ def _location_of(error: BaseException) -> str:
     frame, line = calls[-1]
     code = frame.f_code
     return f", {Path(code.co_filename).name}, line {line}, in {code.co_name}"
-
-
-def warn(text: str) -> None:
-    """Write `text` to stderr, unless that fails: stderr may be a file on a full disk."""
-    with suppress(OSError):
-        sys.stderr.write(text)

@@ -1,4 +1,4 @@
-"""The running process: settings that make torch faster on a CPU, stop signals, and exit codes.
+"""The running process: settings that make torch faster on a CPU, and stop signals.
 
 `fedsim.run` uses it first, and processes of other software do so in `fedsim.jobs.task_worker`. It
 needs the standard library only, because it is used before the first slow import. `STOP` has the
@@ -6,21 +6,15 @@ stop signals of this process: code that runs rounds reads its `status` after eac
 """
 
 import ctypes
-import io
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeVar
-
-from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.core.text import printable_lines
-
-T = TypeVar("T")
+from typing import Any
 
 # Numbers of options of glibc's mallopt (malloc.h).
 TRIM_THRESHOLD = -1
@@ -197,88 +191,3 @@ def world() -> World:
     if not has_address or not all(map(str.isdecimal, (rank, size, local_rank))) or int(size) < 2:
         return World()
     return World(int(rank), int(size), int(local_rank))
-
-
-EXIT_CODES = {
-    "done": 0,
-    "reached": 0,
-    "failed": 1,
-    "config": 2,
-    "data": 3,
-    "diverged": 4,
-    "interrupted": CODES["interrupted"],
-    "preempted": CODES["preempted"],
-}
-"""The exit codes of a command by the status of its worst run."""
-CLOSED_PIPE = 141
-"""Shells report a process whose output nobody reads with this code."""
-
-
-def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
-    """Return what `work` returns, or the code of the error or signal that ends it.
-
-    A `FedsimError` is printed in the name of `program`. Any other error is a mistake in fedsim
-    itself, and is raised.
-    """
-    try:
-        return work()
-    except FedsimError as error:
-        if os.environ.get("FEDSIM_DEBUG") == "1":
-            raise
-        print_error(error, program)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return CODES["interrupted"]
-    except Preempted:
-        return CODES["preempted"]
-    except BrokenPipeError:  # the reader has seen enough, as `head` has
-        silence()
-        return CLOSED_PIPE
-    except OSError as error:  # of a disk, for example: is it fedsim's mistake?
-        cause = outside_cause(error)
-        if not cause:
-            raise
-        print_error(FedsimError(cause), program)
-        return FedsimError.exit_code
-
-
-def silence() -> None:
-    """Send the standard output nowhere from here on, also what Python writes as it exits."""
-    with suppress(io.UnsupportedOperation):  # it was replaced by an object that is no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def outside_cause(error: OSError) -> str:
-    """Return the cause of an error if it lies outside fedsim, and an empty text otherwise.
-
-    Two causes are known. The standard output cannot be written; it is silent from here on. Or the
-    working folder was deleted. `error` itself does not tell them apart, so both are tried.
-    """
-    try:
-        print(end="", flush=True)
-    except OSError:
-        silence()
-        return f"cannot write to the standard output ({error.strerror})"
-    try:
-        os.getcwd()  # noqa: PTH109
-    except OSError:
-        return "the working folder was deleted; change to one that exists"
-    return ""
-
-
-def print_error(
-    error: FedsimError, program: str = "fedsim", *, after: str = "; nothing was run"
-) -> None:
-    """Print an error on stderr, with all its problems if it is of the config.
-
-    `after` follows the number of these problems.
-    """
-    lines = [f"{program}: {error}"]
-    if isinstance(error, ConfigError):
-        count = len(error.problems)
-        noun = "problem" if count == 1 else "problems"
-        lines = [f"{program}: {count} {noun} in the config{after}"]
-        lines += [f"  {problem}" for problem in error.problems]
-    with suppress(OSError):  # stderr may be on a full disk, too
-        for line in lines:
-            print(printable_lines(line), file=sys.stderr)

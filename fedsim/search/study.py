@@ -36,8 +36,9 @@ from fedsim.core.record import Record, mean_of_last
 from fedsim.core.text import command
 from fedsim.jobs.sweep import Attempts
 from fedsim.results.reading import DamagedError, Rounds, read_metrics, window_of
+from fedsim.running.exits import EXIT_CODES
 from fedsim.running.outcome import Outcome, outcome_on_file
-from fedsim.running.process import EXIT_CODES, STOP
+from fedsim.running.process import STOP
 from fedsim.tracking.tables import CONSOLE, print_line
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # fedsim itself prints each trial

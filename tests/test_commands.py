@@ -1,5 +1,7 @@
 """`fedsim --help`, `--version`, `list`, and what is said to words that are no command."""
 
+import errno
+import io
 import json
 import os
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 import fedsim
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import COMMANDS, answer
+from fedsim.running.exits import exit_code
 
 ROOT = Path(__file__).parents[1]
 Ask = Callable[..., str]
@@ -244,6 +247,23 @@ def test_output_that_cannot_be_written(words: str, tmp_path: Path) -> None:
     done = shell_line(tmp_path, command, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()
+
+
+def test_the_reason_is_that_of_the_output_and_not_of_an_earlier_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class FullDisk(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sys.stdout", FullDisk())
+
+    def refused() -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    assert exit_code(refused) == 1
+    reason = "cannot write to the standard output (No space left on device)"
+    assert capsys.readouterr().err == f"fedsim: {reason}\n"
 
 
 def test_a_deleted_working_folder(tmp_path: Path) -> None:

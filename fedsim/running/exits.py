@@ -52,8 +52,8 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
     except BrokenPipeError:  # the reader has seen enough, as `head` has
         silence()
         return CLOSED_PIPE
-    except OSError as error:  # of a disk, for example: is it fedsim's mistake?
-        cause = outside_cause(error)
+    except OSError:  # of a disk, for example: is it fedsim's mistake?
+        cause = outside_cause()
         if not cause:
             raise
         print_error(FedsimError(cause), program)
@@ -66,17 +66,17 @@ def silence() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def outside_cause(error: OSError) -> str:
-    """Return the cause of an error if it lies outside fedsim, and an empty text otherwise.
+def outside_cause() -> str:
+    """Return the cause of an `OSError` if it lies outside fedsim, and an empty text otherwise.
 
     Two causes are known. The standard output cannot be written; it is silent from here on. Or the
-    working folder was deleted. `error` itself does not tell them apart, so both are tried.
+    working folder was deleted. The error itself does not tell them apart, so both are tried.
     """
     try:
         print(end="", flush=True)
-    except OSError:
+    except OSError as output_error:
         silence()
-        return f"cannot write to the standard output ({error.strerror})"
+        return f"cannot write to the standard output ({output_error.strerror})"
     try:
         os.getcwd()  # noqa: PTH109
     except OSError:

@@ -30,7 +30,7 @@ from fedsim.results.reading import FINAL
 from fedsim.results.runs import ReportError, Run
 from fedsim.results.sources import find_source, read_source
 from fedsim.running.experiment import execute
-from fedsim.running.process import CODES, STOP
+from fedsim.running.process import STOP, STOP_CODES
 
 COMPARED = [
     field.name
@@ -76,8 +76,8 @@ def run(words: Sequence[str]) -> int:
             except DataError as error:
                 raise DataError(f"{run.folder}: {error}\n    {DATA_REMEDY}") from error
             repetition = Run(plan.folder, plan.config, outcome.summary)
-            if repetition.status in CODES:
-                return CODES[repetition.status]
+            if repetition.status in STOP_CODES:
+                return STOP_CODES[repetition.status]
             lines = differences(run, repetition)
             num_equal += not lines
             if modules := changed_since(run.summary, plan.config):

@@ -36,7 +36,7 @@ from fedsim.running.checkpoint_file import (
     pack,
     unpack,
 )
-from fedsim.running.process import CODES
+from fedsim.running.process import STOP_CODES
 
 FORMAT = 3
 """Version of checkpoint files; raise it whenever older ones can no longer be read."""
@@ -179,7 +179,7 @@ class Checkpoints:
         if not overwrite:
             return self._latest()
         summary = read_summary(self.folder.path)
-        if summary is not None and summary["status"] not in CODES:
+        if summary is not None and summary["status"] not in STOP_CODES:
             return None
         with suppress(FedsimError):
             latest = self._latest()

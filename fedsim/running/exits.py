@@ -1,7 +1,7 @@
 """Exit codes of a command, and its errors on stderr.
 
-It needs the standard library only, as `fedsim.running.process`: commands use it before the first
-slow import.
+Commands use this module before the first slow import. Like `fedsim.running.process`, it therefore
+needs no other package.
 """
 
 import io
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.text import printable_lines
-from fedsim.running.process import CODES, Preempted
+from fedsim.running.process import STOP_CODES, Preempted
 
 T = TypeVar("T")
 
@@ -24,19 +24,19 @@ EXIT_CODES = {
     "config": 2,
     "data": 3,
     "diverged": 4,
-    "interrupted": CODES["interrupted"],
-    "preempted": CODES["preempted"],
+    "interrupted": STOP_CODES["interrupted"],
+    "preempted": STOP_CODES["preempted"],
 }
 """The exit codes of a command by the status of its worst run."""
 CLOSED_PIPE = 141
-"""Shells report a process whose output nobody reads with this code."""
+"""The exit code that a shell reports for a process whose output nobody reads."""
 
 
 def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
-    """Return what `work` returns, or the code of the error or signal that ends it.
+    """Return what `work` returns, or the exit code of the error or signal that ends it.
 
-    A `FedsimError` is printed in the name of `program`. Any other error is a mistake in fedsim
-    itself, and is raised.
+    A `FedsimError` is printed in the name of `program`, and so is an `OSError` with a known cause
+    (`outside_cause`). Any other error is a mistake in fedsim itself, and is raised.
     """
     try:
         return work()
@@ -46,13 +46,13 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
         print_error(error, program)
         return error.exit_code
     except KeyboardInterrupt:
-        return CODES["interrupted"]
+        return STOP_CODES["interrupted"]
     except Preempted:
-        return CODES["preempted"]
+        return STOP_CODES["preempted"]
     except BrokenPipeError:  # the reader has seen enough, as `head` has
         silence()
         return CLOSED_PIPE
-    except OSError:  # of a disk, for example: is it fedsim's mistake?
+    except OSError:
         cause = outside_cause()
         if not cause:
             raise
@@ -87,9 +87,9 @@ def outside_cause() -> str:
 def print_error(
     error: FedsimError, program: str = "fedsim", *, after: str = "; nothing was run"
 ) -> None:
-    """Print an error on stderr, with all its problems if it is of the config.
+    """Print an error on stderr in the name of `program`.
 
-    `after` follows the number of these problems.
+    A `ConfigError` is printed as the number of its problems, the text `after`, and the problems.
     """
     lines = [f"{program}: {error}"]
     if isinstance(error, ConfigError):

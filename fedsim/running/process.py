@@ -1,8 +1,13 @@
-"""The running process: settings that make torch faster on a CPU, and stop signals.
+"""The running process: what is set up before the first slow import.
 
-`fedsim.run` uses it first, and processes of other software do so in `fedsim.jobs.task_worker`. It
-needs the standard library only, because it is used before the first slow import. `STOP` has the
-stop signals of this process: code that runs rounds reads its `status` after each.
+- `tune`: settings that make torch faster on a CPU.
+- `open_missing_streams`: standard streams that the process was started without.
+- `STOP`: the stop signals that the process has received. Code that runs rounds reads its `status`
+  after each round.
+- `world`: the place of the process among those of torchrun.
+
+`fedsim.run` uses this module first, and `fedsim.jobs.task_worker` does in processes that other
+software has started. It needs the standard library only.
 """
 
 import ctypes
@@ -11,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -36,11 +41,11 @@ def tune() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # other C libraries have none
-        # In bytes: smaller blocks come from memory that glibc keeps, not from a mapping of their
-        # own; freed memory is given back only above the largest int; memory is requested in pieces
-        # of 64 MiB.
+        # Smaller blocks [bytes] come from memory that glibc keeps, not from mappings of their own.
         mallopt(MMAP_THRESHOLD, 2**30)
+        # glibc gives back freed memory only above this size [bytes], the largest int.
         mallopt(TRIM_THRESHOLD, 2**31 - 1)
+        # glibc requests memory from the kernel in pieces of this size [bytes].
         mallopt(TOP_PAD, 64 * 2**20)
 
 
@@ -66,14 +71,15 @@ def _open_nowhere(mode: str) -> Any:
 
 PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals that clusters send before they take a machine away."""
-CODES = {"interrupted": 130, "preempted": 75}
-"""Exit codes of a process that a signal stopped, by the status of its runs."""
+STOP_CODES = {"interrupted": 130, "preempted": 75}
+"""Exit codes of a process that a signal stopped. The keys are all statuses of runs that a signal
+stopped."""
 NOTICE = b"\nfedsim: finishing this round and saving it; Ctrl-C again stops at once\n"
 """The line on stderr after a signal while rounds run."""
 
 
 class Preempted(BaseException):
-    """One of `PREEMPTING` stopped the process, as Ctrl-C does with KeyboardInterrupt."""
+    """A signal of `PREEMPTING` stops the process. (Ctrl-C raises KeyboardInterrupt.)"""
 
 
 class StopRequests:
@@ -89,7 +95,7 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        # The contexts that are entered at present: all of them, and those of `deferred`.
+        # Contexts are counted: each of several lanes enters `deferred` and leaves it at its end.
         self._num_working = 0
         self._num_deferring = 0
         self._notice = NOTICE
@@ -100,6 +106,11 @@ class StopRequests:
         if not self.received:
             return None
         return "interrupted" if self.received[0] == signal.SIGINT else "preempted"
+
+    @property
+    def _is_urgent(self) -> bool:
+        """True after a second Ctrl-C, which does not wait for the end of a round."""
+        return self.received.count(signal.SIGINT) > 1
 
     def install(self) -> None:
         """Handle Ctrl-C and the signals of `PREEMPTING`.
@@ -114,31 +125,29 @@ class StopRequests:
                 signal.signal(number, self.handle)
 
     @contextmanager
-    def working(self, deferring: int = 0) -> Iterator[None]:
-        """Enter this context while jobs run, so that a signal lets them save.
-
-        With `deferring=1` signals are only noted: see `deferred`.
-        """
+    def working(self) -> Iterator[None]:
+        """Enter this context while jobs run, so that a signal lets them save."""
         self._num_working += 1
-        self._num_deferring += deferring
         try:
             yield
         finally:
             self._num_working -= 1
-            self._num_deferring -= deferring
 
-    def deferred(self) -> AbstractContextManager[None]:
-        """Return a context for code that runs rounds and looks at `status` after each.
-
-        Contexts are counted, because each of several lanes enters one and leaves it at its end.
-        """
-        return self.working(deferring=1)
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Enter this context to run rounds, and read `status` after each: signals only set it."""
+        with self.working():
+            self._num_deferring += 1
+            try:
+                yield
+            finally:
+                self._num_deferring -= 1
 
     def defer_always(self) -> None:
         """Only note signals from here on.
 
-        Processes that work for another one call this: that one learns of the signal from their
-        results.
+        A process that works for another process calls this. The other process learns of the signal
+        from the results.
         """
         if not self._num_deferring:
             self.install()
@@ -151,8 +160,8 @@ class StopRequests:
         self.received.append(number)
         if not self._num_working:
             # There is nothing to save. Cleaning up may hang in the middle of an import.
-            os._exit(CODES[str(self.status)])
-        if self._num_deferring and self.received.count(signal.SIGINT) < 2:
+            os._exit(STOP_CODES[str(self.status)])
+        if self._num_deferring and not self._is_urgent:
             with suppress(OSError):
                 os.write(2, self._notice)  # sys.stderr may be in the middle of a write
         else:
@@ -160,7 +169,7 @@ class StopRequests:
 
     def raise_if_asked(self) -> None:
         """Raise KeyboardInterrupt or `Preempted` if there was a signal; otherwise do nothing."""
-        if self.status == "interrupted" or self.received.count(signal.SIGINT) > 1:
+        if self.status == "interrupted" or self._is_urgent:
             raise KeyboardInterrupt
         if self.status == "preempted":
             raise Preempted
@@ -174,7 +183,8 @@ STOP = StopRequests()
 class World:
     """The place of this process among those of torchrun: `rank` of `size` processes.
 
-    `local_rank` is its number among the processes of this machine, and that of its GPU.
+    `local_rank` is its number among the processes of this machine. It is also the number of its
+    GPU.
     """
 
     rank: int = 0
@@ -183,11 +193,15 @@ class World:
 
 
 def world() -> World:
-    """Return what torchrun has set in the environment; without all of it, a single process."""
+    """Return the place that torchrun has set in the environment.
+
+    If a variable of it is missing or no number, this process is the only one.
+    """
     rank = os.environ.get("RANK", "")
     size = os.environ.get("WORLD_SIZE", "")
     local_rank = os.environ.get("LOCAL_RANK", "0")
     has_address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")
-    if not has_address or not all(map(str.isdecimal, (rank, size, local_rank))) or int(size) < 2:
+    are_numbers = rank.isdecimal() and size.isdecimal() and local_rank.isdecimal()
+    if not has_address or not are_numbers or int(size) < 2:
         return World()
     return World(int(rank), int(size), int(local_rank))

@@ -31,7 +31,7 @@ from fedsim.core.errors import FedsimError, check, rule
 from fedsim.distributed.backend import DividedBackend, Holdings
 from fedsim.distributed.links import WORKING, Link, LostRankError, Message, Others
 from fedsim.running.assembly import Experiment, build
-from fedsim.running.process import CODES, STOP, World
+from fedsim.running.process import STOP, STOP_CODES, World
 
 T = TypeVar("T")
 Facts = Mapping[str, Any]
@@ -236,7 +236,7 @@ class Worker:
         except LostRankError as error:
             # Rank 0 has ended without a message. After a signal, that is no error.
             if STOP.status is not None:
-                return CODES[STOP.status]
+                return STOP_CODES[STOP.status]
             with suppress(OSError):
                 stderr.write(f"fedsim: rank {rank}: {error}\n")
             return 1

@@ -85,8 +85,7 @@ def execute(
     recorded = outcome_in(folder, config, overwrite=overwrite)
     if recorded.final and not overwrite:
         return replace(recorded, skipped=True)
-    if recorded.status == "failed" and recorded.summary.get("status") in FINAL:
-        # The summary says done or diverged, but a file is missing or damaged.
+    if recorded.damaged:
         warn(f"fedsim: {folder}: {recorded.summary['error']}; it is run again\n")
 
     # 2. Build the components. This may take long, so first see whether another process has the run.
@@ -99,19 +98,18 @@ def execute(
         raise
     except (Exception, SystemExit) as error:
         STOP.raise_if_asked()  # an interrupted import may raise anything
-        place = worked_in(folder, recorded, overwrite=overwrite)
-        return ended_by(error, config, place, BEFORE_ROUND_1)
+        work_folder = worked_in(folder, recorded, overwrite=overwrite)
+        return ended_by(error, config, work_folder, BEFORE_ROUND_1)
 
     # 3. Let the run train together with others.
     if lane is not None:
         lane.join(experiment.simulation, experiment.model)
 
-    # 4. Claim the run. Another process may have finished it while this one built components.
-    with claimed(folder, config, overwrite=overwrite) as claim:
-        if isinstance(claim, Outcome):
-            return replace(claim, skipped=True)
-        # 5. Run the rounds in the folder that the claim names.
-        return _run(plan, experiment, claim, watch, alone=lane is None)
+    # 4. Claim the run, and run the rounds.
+    with claimed(folder, config, overwrite=overwrite) as place:
+        if place is None:  # another process has ended it while this one built components
+            return replace(outcome_in(folder, config, overwrite=overwrite), skipped=True)
+        return _run(plan, experiment, place, watch, alone=lane is None)
 
 
 def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone: bool) -> Outcome:

@@ -8,8 +8,9 @@ To claim a run means to lock its folder, so that no other process runs it at the
 `fedsim.running.experiment` makes outcomes. `fedsim.jobs` and the commands read them from folders
 (`outcome_on_file`) to skip runs that have ended. This module therefore needs no PyTorch.
 
-In it, `folder` is a run's own folder, and `place` the folder that holds the files in question: the
-run's own, or with `overwrite=true` perhaps that of its replacement (`worked_in`).
+In this module, `folder` is the folder of the run's results. `place` is the folder in which the run
+works: the same one, or the folder of a replacement if it overwrites a finished result
+(`worked_in`).
 """
 
 import traceback
@@ -32,7 +33,7 @@ from fedsim.running.exits import warn
 from fedsim.tracking.base import SweepPosition
 
 BEFORE_ROUND_1 = "before round 1"
-"""The `when` of errors that come before the first round (`ended_by`)."""
+"""The `when` of an error before the first round (`ended_by`)."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,15 @@ class Outcome:
     - `done`, `reached` (the accuracy `stop_at`), `diverged`: the run has ended for good.
     - `failed`: an error ended it, or its files are missing or damaged.
     - `interrupted`: Ctrl-C or a `Watch` stopped it. `preempted`: a signal of a cluster stopped it.
-    - `data`, `config`: `fedsim.jobs` uses these for errors of that kind before the first round.
-    - `held`: another process is running it (`fedsim.jobs` only).
-    - `changed`: it has ended for good, but the user's code has changed since
-      (`outcome_in` only).
+    - `changed`: it has ended for good, but the user's code has changed since. Only a folder can
+      record this.
+    - `data`, `config`: an error of that kind kept a job from its first round. `held`: another
+      process is running the job. Only `fedsim.jobs` uses these three.
 
-    `summary` is the content of summary.json, or only its key `error`, or empty without a summary.
-    `skipped` is true if the run had ended before, and nothing was run. `cause` is the exception
-    that ended the run in this process. `fedsim.jobs` keeps it only for errors before the first
-    round.
+    `summary` is the content of summary.json. It is empty if no such file was written; for an error,
+    it may have the key `error` only. `skipped` is true if the run had ended before, so that nothing
+    was run. `cause` is the exception that ended the run in this process. `fedsim.jobs` keeps it
+    only for errors before the first round.
     """
 
     status: str
@@ -63,6 +64,11 @@ class Outcome:
     def final(self) -> bool:
         """True if the run has ended for good: the same command does not run it again."""
         return self.status in FINAL
+
+    @property
+    def damaged(self) -> bool:
+        """True if the summary says that the run has ended for good, but its files are not whole."""
+        return self.status == "failed" and self.summary.get("status") in FINAL
 
 
 class Watch:
@@ -84,22 +90,19 @@ class Watch:
 
 
 def outcome_on_file(plan: Plan) -> Outcome:
-    """Return the outcome that the folder of a planned run records (`outcome_in`).
-
-    The commands and `fedsim.jobs` call this, which have the plans of many runs.
-    """
+    """Return the outcome that the folder of a planned run records: `outcome_in` for a plan."""
     return outcome_in(plan.folder, plan.config, overwrite=plan.settings.overwrite)
 
 
 def outcome_in(place: Path, config: Mapping[str, Any], *, overwrite: bool) -> Outcome:
     """Return the outcome that the folder `place` records of the run with this config.
 
-    - Without a summary it is `failed`, with an empty summary.
-    - If the run has ended for good but a file is missing or damaged, it is `failed`, and `error`
-      names the file.
-    - If the user's code has changed since, it is `changed`. With `overwrite` the result is replaced
-      anyway, so that its code does not matter.
-    - Otherwise it has the status of the summary.
+    - Without a summary, the status is `failed`, and the outcome's summary is empty.
+    - If the run has ended for good but a file is missing or damaged, the status is `failed`, and
+      `error` names the file.
+    - If the user's code has changed since the run ended for good, the status is `changed`. With
+      `overwrite` the result is replaced anyway, so that its code does not matter.
+    - Otherwise the status is that of the summary.
     """
     summary = read_summary(place)
     if summary is None:
@@ -117,70 +120,69 @@ def outcome_in(place: Path, config: Mapping[str, Any], *, overwrite: bool) -> Ou
 
 
 def worked_in(folder: Path, recorded: Outcome, *, overwrite: bool) -> Path:
-    """Return the folder in which a run writes its files until it has ended for good.
+    """Return the folder in which a run works until it has ended for good.
 
-    It is the run's own `folder`, which records the outcome `recorded`. If this outcome is a
-    finished result that is to be overwritten, it is the folder of the replacement, so that the old
-    result stays until the new one is complete.
+    This is `folder`, which records the outcome `recorded`. If a finished result is to be
+    overwritten, it is another folder, that of the replacement. The old result then stays until the
+    new one is complete.
     """
     return files.replacement_of(folder) if overwrite and recorded.final else folder
 
 
 @contextmanager
-def claimed(
-    folder: Path, config: Mapping[str, Any], *, overwrite: bool
-) -> Iterator[Outcome | Path]:
+def claimed(folder: Path, config: Mapping[str, Any], *, overwrite: bool) -> Iterator[Path | None]:
     """Claim the run with this config: hold the lock of its `folder` within this context.
 
-    Yields one of two things:
-    - the outcome, if another process has ended the run since the caller looked;
-    - otherwise the folder in which to run it (`worked_in`). If this is the folder of a replacement
-      and the run ends there for good, it then takes the place of the earlier result.
-
-    Raises `HeldError` if another process holds the lock.
+    Yields the folder in which to run it (`worked_in`). When the context ends, a complete
+    replacement takes the place of the earlier result. Yields None if there is nothing to run,
+    because another process has ended the run since the caller looked. Raises `HeldError` if another
+    process holds the lock.
     """
     with files.owned(folder):
         # 1. A replacement that was complete when its process was killed counts as this run.
         replacement = files.replacement_of(folder)
         if outcome_in(replacement, config, overwrite=overwrite).final:
             files.replace_folder(folder)
-            yield outcome_in(folder, config, overwrite=overwrite)
+            yield None
             return
-        # 2. A result of other code of the user's makes way, perhaps for one of the present code.
+        # 2. A result of earlier user code is moved away. There may be one of the present code,
+        #    which then takes its place.
         recorded = outcome_in(folder, config, overwrite=overwrite)
         if recorded.status == "changed":
             _set_aside(folder, config, recorded)
             recorded = outcome_in(folder, config, overwrite=overwrite)
         if recorded.final and not overwrite:
-            yield recorded
+            yield None
             return
         # 3. The caller runs it.
         place = worked_in(folder, recorded, overwrite=overwrite)
         yield place
+        # 4. A complete replacement takes the place of the earlier result.
         if place != folder and outcome_in(place, config, overwrite=overwrite).final:
             files.replace_folder(folder)
 
 
 def _set_aside(folder: Path, config: Mapping[str, Any], recorded: Outcome) -> None:
-    """Move the result `recorded`, made by other code of the user's, out of the way.
+    """Move the result `recorded` of earlier user code out of `folder`.
 
     The caller holds the lock of the folder.
     """
     earlier_digits = files.code_digits(recorded.summary)
     digits = files.code_digits({"code": user_code(config)})
-    aside = files.set_aside(folder, earlier_digits, digits)
-    warn(f"fedsim: {folder}: {recorded.summary['error']}; that result is kept in {aside.name}\n")
+    new_folder = files.set_aside(folder, earlier_digits, digits)
+    text = f"{recorded.summary['error']}; that result is kept in {new_folder.name}"
+    warn(f"fedsim: {folder}: {text}\n")
 
 
 def ended_by(error: BaseException, config: Mapping[str, Any], place: Path, when: str) -> Outcome:
     """Return the outcome of a run in the folder `place` that raised `error`.
 
-    `when` names the round, or is `BEFORE_ROUND_1`. A `FedsimError` explains itself. The traceback
-    of any other error is written into the folder, or printed if it cannot be written.
+    `when` names the round, or is `BEFORE_ROUND_1`. The text of a `FedsimError` explains the error.
+    The traceback of any other error is written into the folder, or printed if that fails.
     """
     if isinstance(error, KeyboardInterrupt):
         return Outcome("interrupted", {"error": "Ctrl-C"}, cause=error)
-    if isinstance(error, OutputError):  # the summary, which names the error, may be lost, too
+    if isinstance(error, OutputError):  # the summary, which has its text, may be lost, too
         warn(f"fedsim: {error}\n")
     if isinstance(error, FedsimError):
         return Outcome("failed", {"error": str(error)}, cause=error)
@@ -198,17 +200,14 @@ def ended_by(error: BaseException, config: Mapping[str, Any], place: Path, when:
 def _location_of(error: BaseException) -> str:
     """Return the file, line and function that raised `error`, after a comma; empty if unknown.
 
-    It is the innermost call in the user's own code, or in any code if the user's has no part in it.
+    It is the innermost call in the user's code, or in any code if the user's code is not involved.
     """
-    calls = list(traceback.walk_tb(error.__traceback__))
-    user_calls = []
-    for frame, line in calls:
+    location = ""
+    user_location = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):  # from the outermost call on
+        code = frame.f_code
+        location = f", {Path(code.co_filename).name}, line {line}, in {code.co_name}"
         module = str(frame.f_globals.get("__name__", "builtins"))
         if module == "__main__" or is_user_module(module):
-            user_calls.append((frame, line))
-    calls = user_calls or calls
-    if not calls:
-        return ""
-    frame, line = calls[-1]
-    code = frame.f_code
-    return f", {Path(code.co_filename).name}, line {line}, in {code.co_name}"
+            user_location = location
+    return user_location or location

@@ -145,7 +145,7 @@ def test_what_refuses_a_job_in_a_task_is_told_here_and_has_its_exit_code(
     monkeypatch.setattr("fedsim.running.experiment.build", refuse)
     (plan,) = plans_of("seed=0")
     attempts = Attempts()
-    attempts.ends(plan, *sent(plan))
+    attempts.job_ended(plan, *sent(plan))
     assert attempts.ended[plan.folder].status == status
     assert [(found.exit_code, str(found)) for found in attempts.errors] == [(code, str(error))]
 

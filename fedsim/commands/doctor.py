@@ -46,7 +46,7 @@ from fedsim.jobs.prepare import (
     prepare,
     source_problems,
 )
-from fedsim.jobs.sweep import to_come
+from fedsim.jobs.sweep import plans_to_run
 from fedsim.running.assembly import Divider
 from fedsim.running.provenance import driver_version
 
@@ -168,7 +168,7 @@ def _finding(level: Callable[[str, str], Finding], topic: str, problem: Problem)
 
 def folders(plans: Sequence[Plan]) -> Findings:
     """Check that results and decoded data can be written, and report the room that is left."""
-    problems = output_problems(to_come(plans))
+    problems = output_problems(plans_to_run(plans))
     for problem in problems:
         yield _finding(fail, "disk", problem)
     reported = {problem.value for problem in problems}
@@ -189,7 +189,7 @@ def data(plans: Sequence[Plan]) -> Findings:
     for folder in dict.fromkeys(plan.data_dir for plan in plans):
         if unreadable := reading_problem("data_dir", folder):
             yield _finding(warn, "data", unreadable)
-    plans_left = to_come(plans)
+    plans_left = plans_to_run(plans)
     problems = list(source_problems(plans_left))
     lines: list[str] = []
     for plan in by_source(plans_left):

@@ -23,7 +23,7 @@ from fedsim.config.plan import Plan
 from fedsim.core.disk import space_problem
 from fedsim.core.errors import Problem, check
 from fedsim.jobs.overwriting import Overwriting
-from fedsim.jobs.sweep import Lanes, to_come
+from fedsim.jobs.sweep import Lanes, plans_to_run
 from fedsim.results.files import refuse_links
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check_all(
     with all problems of all other jobs if their configs are wrong.
     """
     node = jobs[0].launcher
-    plans_left = to_come(plans)
+    plans_left = plans_to_run(plans)
     folders_left = {plan.folder for plan in plans_left}
     jobs_left = []
     for job, plan in zip(jobs, plans, strict=True):
@@ -102,7 +102,7 @@ def require_room(plans: Iterable[Plan]) -> None:
 
     Also checks that source files of their data can be read, or fetched. Raises `ConfigError`.
     """
-    plans = to_come(plans)
+    plans = plans_to_run(plans)
     for plan in plans:
         refuse_links(plan.folder)
     check(*output_problems(plans), *source_problems(plans))

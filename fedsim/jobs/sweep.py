@@ -43,7 +43,7 @@ It returns why the job is to stop there, or None.
 """
 
 
-def to_come(plans: Iterable[Plan]) -> list[Plan]:
+def plans_to_run(plans: Iterable[Plan]) -> list[Plan]:
     """Return the plans whose runs are still to be run: not ended, or to be overwritten."""
     plans_left = []
     for plan in plans:
@@ -91,7 +91,7 @@ class Attempts:
         outcome = replace(outcome_on_file(plan), skipped=True)
         if plan.settings.overwrite or not outcome.final:
             outcome = self._execute(plan, lane)
-        self.ends(plan, outcome)
+        self.job_ended(plan, outcome)
         return outcome
 
     def _execute(self, plan: Plan, lane: "Lane | None") -> Outcome:
@@ -117,7 +117,7 @@ class Attempts:
             return Outcome(status, {"error": str(error)}, cause=error)
         return replace(outcome, cause=None)  # the error's traceback would keep the run's data
 
-    def ends(self, plan: Plan, outcome: Outcome) -> None:
+    def job_ended(self, plan: Plan, outcome: Outcome) -> None:
         """Record how a job ended, in this process or in that of a task.
 
         A job with the status `held` has not ended: another command is running it.
@@ -141,7 +141,7 @@ class Attempts:
             self.run(plan)
             STOP.raise_if_asked()
 
-    def shown(
+    def showing_progress(
         self, plans: Sequence[Plan], num_rounds: int, how: str
     ) -> AbstractContextManager[Callable[[int, int], None]]:
         """Show the progress of jobs that run at the same time, within this context.
@@ -211,14 +211,14 @@ class Lanes:
 
         A single job runs as without a launcher, and so do jobs that have all ended.
         """
-        if len(plans) == 1 or not to_come(plans):
+        if len(plans) == 1 or not plans_to_run(plans):
             attempts.run_in_turn(plans)
             return
         from fedsim.running.lanes import run_in_lanes  # imports PyTorch, which takes time
 
         for group in self.groups(plans):
             num_rounds = max(plan.settings.num_rounds for plan in group)
-            with attempts.shown(group, num_rounds, "in lanes") as show:
+            with attempts.showing_progress(group, num_rounds, "in lanes") as show:
                 run_in_lanes([partial(attempts.run, plan) for plan in group], show)
             STOP.raise_if_asked()
 

@@ -25,7 +25,7 @@ from fedsim.config.plan import Plan
 from fedsim.core.disk import open_regular
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.parameters import Count, parameters
-from fedsim.jobs.sweep import Attempts, Lanes, to_come
+from fedsim.jobs.sweep import Attempts, Lanes, plans_to_run
 from fedsim.results.reading import METRICS, OF_RECORD, DamagedError, has_kinds, parse_json
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
@@ -104,7 +104,7 @@ class TaskLauncher(ABC):
         """
         by_folder = {plan.folder: attempts.overwriting.without_replaced(plan) for plan in plans}
         plans = list(by_folder.values())
-        plans_left = to_come(plans)
+        plans_left = plans_to_run(plans)
         # Jobs that have ended need no task: running them here only reports them.
         ended_folders = by_folder.keys() - {plan.folder for plan in plans_left}
         attempts.run_in_turn([plan for plan in plans if plan.folder in ended_folders])
@@ -148,7 +148,7 @@ class _TaskSweep:
         """
         num_rounds = sum(plan.settings.num_rounds for plan in self.plans)
         try:
-            with self.attempts.shown(self.plans, num_rounds, self.launcher.how) as show:
+            with self.attempts.showing_progress(self.plans, num_rounds, self.launcher.how) as show:
                 while self.running or (self.waiting and STOP.status is None):
                     self._begin()
                     ended = self.launcher.ended(self.running) if self.running else []
@@ -208,7 +208,7 @@ class _TaskSweep:
             reason = f"its task is lost ({in_words(error)})"
             outcomes = [self._outcome_without_task(plan, reason) for plan in group]
         for plan, outcome in zip(group, outcomes, strict=True):
-            self.attempts.ends(plan, outcome)
+            self.attempts.job_ended(plan, outcome)
 
     def _outcome_without_task(self, plan: Plan, error: str) -> Outcome:
         """Return the outcome of a job whose task is lost, because of `error`.

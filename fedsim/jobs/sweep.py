@@ -2,8 +2,8 @@
 
 A job is a run of the command, described by a plan. Lanes are runs that train together in common
 batches (`fedsim.running.lanes`). `fedsim.jobs.cli`, `fedsim search` and the tasks of other
-processes create an `Attempts`, which keeps the outcome of each job. Jobs that another process is
-running are held. They are waited for after the others have ended.
+processes create an `Attempts`, which keeps the outcome of each job. A job is held if another
+process is running it. The command waits for held jobs after the others have ended.
 """
 
 import json
@@ -35,6 +35,10 @@ POLL_SECONDS = 1.0
 """Time between two looks at the locks of jobs that other processes are running."""
 MAX_NAMED = 5
 """A message names at most this many jobs one by one."""
+STATUSES_OF_ERRORS = {ConfigError.exit_code: "config", DataError.exit_code: "data"}
+"""Statuses of jobs that an error kept from their first round, by the exit code of this error."""
+SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_dir", "cache_dir")
+"""Runs can be in one group of lanes if they agree in these keys of the config."""
 
 OnRound = Callable[[Plan, Record], str | None]
 """A function that is called after every round of every job.
@@ -44,7 +48,7 @@ It returns why the job is to stop there, or None.
 
 
 def plans_to_run(plans: Iterable[Plan]) -> list[Plan]:
-    """Return the plans whose runs are still to be run: not ended, or to be overwritten."""
+    """Return the plans of runs that have not ended for good, or are to be overwritten."""
     plans_left = []
     for plan in plans:
         if plan.settings.overwrite or not outcome_on_file(plan).final:
@@ -54,13 +58,15 @@ def plans_to_run(plans: Iterable[Plan]) -> list[Plan]:
 
 @dataclass(eq=False)
 class Attempts:
-    """The jobs of a command while they run.
+    """The attempts to run the jobs of a command, and how they ended.
 
-    A job may be attempted more than once: it is held first, and run after the other process has
-    ended. `ended` has the outcomes of jobs that were attempted and are not held, by folder. `held`
-    has the jobs that another process is running, by folder. `progress`, `screen` (None: nothing is
-    printed) and `on_round` learn of all jobs. `_data_errors` has errors of data sets by `data_key`,
-    so that jobs with the same data fail at once.
+    A job may be attempted twice: first it is held, and after the other process has ended it is run.
+    `progress`, `screen` (None: nothing is printed) and `on_round` learn of all jobs.
+
+    - `ended`: the outcomes of jobs that were attempted and are not held, by folder.
+    - `held`: the plans of jobs that another process is running, by folder.
+    - `_data_errors`: the errors of data sets, by `data_key`. Later jobs with the same data fail at
+      once.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -73,7 +79,7 @@ class Attempts:
 
     @property
     def errors(self) -> list[FedsimError]:
-        """The errors that kept jobs from their first round."""
+        """The `FedsimError`s that kept jobs from their first round."""
         errors = []
         for outcome in self.ended.values():
             if isinstance(outcome.cause, FedsimError):
@@ -81,7 +87,7 @@ class Attempts:
         return errors
 
     def run(self, plan: Plan, lane: "Lane | None" = None) -> Outcome:
-        """Run a job, or only report it if it has ended, and return its outcome.
+        """Run a job unless it has ended, report how it ended, and return its outcome.
 
         Raises KeyboardInterrupt or `Preempted` if a signal stopped it outside its rounds.
         """
@@ -95,32 +101,27 @@ class Attempts:
         return outcome
 
     def _execute(self, plan: Plan, lane: "Lane | None") -> Outcome:
-        """Run a job, and return its outcome also for errors before its first round."""
-        # These import PyTorch, which takes time.
+        """Run a job, and return its outcome even if an error kept it from its first round."""
+        # These modules import PyTorch, which takes time.
         from fedsim.running.assembly import data_key, is_prepared
         from fedsim.running.experiment import execute
 
+        if self._data_errors and data_key(plan) in self._data_errors:
+            return _outcome_of(self._data_errors[data_key(plan)])
         try:
-            if self._data_errors and data_key(plan) in self._data_errors:
-                raise self._data_errors[data_key(plan)]  # data that an earlier job did not find
             outcome = execute(plan, lane, _JobWatch(plan, self))
         except HeldError:
             return Outcome("held", {})
         except FedsimError as error:
-            status = "failed"
-            if error.exit_code == ConfigError.exit_code:
-                status = "config"
-            elif error.exit_code == DataError.exit_code:
-                status = "data"
             if isinstance(error, DataError) and not is_prepared(plan):
                 self._data_errors[data_key(plan)] = error
-            return Outcome(status, {"error": str(error)}, cause=error)
+            return _outcome_of(error)
         return replace(outcome, cause=None)  # the error's traceback would keep the run's data
 
     def job_ended(self, plan: Plan, outcome: Outcome) -> None:
-        """Record how a job ended, in this process or in that of a task.
+        """Record and print the outcome of a job that this process or a task has attempted.
 
-        A job with the status `held` has not ended: another command is running it.
+        A job with the status `held` has not ended: another process is running it.
         """
         self.progress.job_ended(plan.folder)
         if outcome.status == "held":
@@ -131,7 +132,7 @@ class Attempts:
             self.screen.job_ended(plan, outcome)
 
     def cancel(self, plan: Plan) -> None:
-        """Count a job as ended that will not be run, because a race has stopped its method."""
+        """Count a job as ended without running it, because a race has stopped its method."""
         self.progress.job_ended(plan.folder)
         self.overwriting.leave_out(plan)
 
@@ -146,46 +147,51 @@ class Attempts:
     ) -> AbstractContextManager[Callable[[int, int], None]]:
         """Show the progress of jobs that run at the same time, within this context.
 
-        `how` says how they are run. Yields a function that shows the number of runs left and of
-        rounds that have ended, out of `num_rounds` (`lanes_progress`).
+        `how` says how they are run. Yields a function to call with two numbers: of runs left, and
+        of rounds that have ended, out of `num_rounds`.
         """
         if self.screen is None:
             return nullcontext(lambda runs_left, round: None)
         folders = [plan.folder for plan in plans]
-
-        def latest_accuracies() -> list[float]:
-            return self.progress.accuracies(folders)
-
-        def sweep_left() -> str:
-            return time_left(self.progress.position(folders[0]))
-
-        return lanes_progress(len(plans), num_rounds, latest_accuracies, sweep_left, how)
+        return lanes_progress(
+            len(plans),
+            num_rounds,
+            accuracies=lambda: self.progress.accuracies(folders),
+            left=lambda: time_left(self.progress.position(folders[0])),
+            how=how,
+        )
 
     def run_held(self, run: Callable[[Sequence[Plan]], None]) -> None:
         """Wait for the jobs that other processes hold, and `run` each as soon as it is free.
 
-        A job that the other process has finished is only reported; otherwise it is resumed. A
-        signal ends the wait by KeyboardInterrupt or `Preempted`.
+        `run` resumes a job, or only reports it if the other process has finished it. A signal ends
+        the wait by KeyboardInterrupt or `Preempted`.
         """
         printed: set[str] = set()
         while self.held:
             free = [plan for plan in self.held.values() if is_free(plan.folder)]
             for plan in free:
                 del self.held[plan.folder]
-            run(list(map(self.overwriting.without_replaced, free)))
-            if not free:
+            if free:
+                run([self.overwriting.without_replaced(plan) for plan in free])
+            else:
                 _print_holders(self.held, printed)
                 # A look at a lock takes less than a millisecond: do not look all the time.
                 time.sleep(max(POLL_SECONDS, len(self.held) / 1000))
 
 
-SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_dir", "cache_dir")
-"""Runs can be in one group of lanes if they agree in these keys of the config."""
+def _outcome_of(error: FedsimError) -> Outcome:
+    """Return the outcome of a job that an error kept from its first round."""
+    status = STATUSES_OF_ERRORS.get(error.exit_code, "failed")
+    return Outcome(status, {"error": str(error)}, cause=error)
 
 
 @parameters
 class Lanes:
-    """The launcher `lanes` (conf/hydra/launcher/lanes.yaml), with at most `max_lanes` lanes."""
+    """The launcher `lanes` (conf/hydra/launcher/lanes.yaml).
+
+    At most `max_lanes` runs train together.
+    """
 
     max_lanes: Count
 
@@ -207,9 +213,9 @@ class Lanes:
         return groups
 
     def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
-        """Run jobs in lanes.
+        """Run jobs in lanes. A single job is run without lanes.
 
-        A single job runs as without a launcher, and so do jobs that have all ended.
+        Jobs that have all ended are only reported.
         """
         if len(plans) == 1 or not plans_to_run(plans):
             attempts.run_in_turn(plans)
@@ -232,14 +238,14 @@ class _JobWatch(Watch):
         self._attempts = attempts
 
     def setting_up(self) -> AbstractContextManager[None]:
-        """Print what the first round waits for, if that takes long."""
+        """Return a context that prints what the first round waits for if that takes long."""
         if self._attempts.screen is None:
             return nullcontext()
         num_clients = self._plan.settings.num_clients
         return print_if_slow(f"setting up {num_clients:,} clients: their data, and the model")
 
     def round_ended(self, record: Record) -> str | None:
-        """Count the round. Returns why the job is to stop, as `on_round` says, or None."""
+        """Count the round, and return the answer of `on_round`: why the job is to stop, or None."""
         rounds_left = self._plan.settings.num_rounds - record.round
         progress = self._attempts.progress
         progress.round_ended(self._plan.folder, rounds_left, record.test_accuracy)
@@ -248,10 +254,15 @@ class _JobWatch(Watch):
 
 
 def _print_holders(held: dict[Path, Plan], printed: set[str]) -> None:
-    """Print which processes hold which jobs, each once. `printed` has what was printed before."""
-    new = {str(HeldError(folder)) for folder in held} - printed  # its text names the process
-    printed |= new
-    for text in sorted(new)[:MAX_NAMED]:
+    """Print which processes hold which jobs. `printed` has the texts that were printed before.
+
+    The text of a `HeldError` names the folder and the process that holds it.
+    """
+    texts = {str(HeldError(folder)) for folder in held}
+    new_texts = sorted(texts - printed)
+    printed.update(new_texts)
+    for text in new_texts[:MAX_NAMED]:
         print_line(f"waiting for {text}")
-    if len(new) > MAX_NAMED:
-        print_line(f"and for {len(new) - MAX_NAMED} more jobs that other processes are running")
+    num_more = len(new_texts) - MAX_NAMED
+    if num_more > 0:
+        print_line(f"and for {num_more} more jobs that other processes are running")

@@ -1,10 +1,10 @@
 """The launchers whose software runs tasks in other processes: joblib, Ray and submitit.
 
-Each is a subclass of `fedsim.jobs.tasks.TaskLauncher`, which defines the terms task and group and
-calls the methods.
+Each launcher is a subclass of `fedsim.jobs.tasks.TaskLauncher`. The base class calls the methods,
+says what each of them does, and defines the terms task and group.
 
-- joblib: processes of this machine that take one job after another. If one is killed, the jobs of
-  the others are lost, too; jobs that wait are run in new processes.
+- joblib: processes of this machine that take one task after another. If one process is killed, the
+  tasks of the others are lost, too. Tasks that wait are run in new processes.
 - Ray (ray.io): a task whose process dies is run again, and resumes from its checkpoints.
 - submitit: processes of this machine, or tasks of Slurm. A task that reaches a time limit or is
   preempted is saved and requeued (`fedsim.jobs.task_worker.SubmittedTask`).
@@ -19,10 +19,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import chdir, contextmanager, suppress
-from dataclasses import field
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, ClassVar
-from unittest.mock import patch
 
 import joblib  # type: ignore[import-untyped]
 from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
@@ -41,7 +40,23 @@ from fedsim.running.process import STOP
 POLL_SECONDS = 0.5
 """Time between two looks at the tasks and at the records of their jobs."""
 IDLE_SECONDS = 15
-"""A process of joblib without a job ends after this time, also if the command was killed."""
+"""A process of joblib without a task ends after this time, also if the command was killed."""
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Shared memory for Ray on this machine. Only configs and outcomes go through it."""
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # the worker's Python is this one under `uv run`, too
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # no warning about GPUs
+    "RAY_worker_niceness": "0",  # Ray would lower the priority of tasks by 15
+}
+"""Environment variables that Ray reads, unless the user has set them."""
+CARRIED = ("FEDSIM_", "OMP_", "WANDB_", "XDG_CACHE_HOME")
+"""Tasks of Ray get the environment variables whose names begin so, without keys (WANDB_API_KEY)."""
+LATE_SECONDS = 15.0
+"""A result of submitit may appear this long after its task has ended, on a file system of several
+machines."""
+FOLDER = ".submitit"
+"""The folder of submitit's scripts, logs and pickles, next to the runs of the sweep."""
 
 
 @parameters
@@ -71,7 +86,7 @@ class JoblibJobs(TaskLauncher):
             self._pool().shutdown(kill_workers=True)
 
     def _pool(self) -> Any:
-        """Return joblib's pool of processes. It is a new one after a process was killed."""
+        """Return joblib's pool of processes. After a process was killed, it is a new pool."""
         num_processes = self.tasks_at_a_time
         threads = str(max(1, joblib.cpu_count() // num_processes))
         variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or threads}
@@ -91,18 +106,6 @@ class JoblibJobs(TaskLauncher):
         for pid in list(self._pool()._processes or ()):  # loky has no public list of them
             with suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
-
-
-OBJECT_STORE_BYTES = 100 * 2**20
-"""Shared memory for Ray on this machine. Only configs and outcomes go through it."""
-RAY_VARIABLES = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # the worker's Python is this one under `uv run`, too
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # no warning about GPUs
-    "RAY_worker_niceness": "0",  # Ray would lower the priority of tasks by 15
-}
-CARRIED = ("FEDSIM_", "OMP_", "WANDB_", "XDG_CACHE_HOME")
-"""Tasks of Ray get the environment variables whose names begin so, without keys (WANDB_API_KEY)."""
 
 
 @parameters
@@ -142,6 +145,24 @@ class RayJobs(TaskLauncher):
     @contextmanager
     def connected(self, place: Path) -> Iterator[None]:
         """Start or find Ray. A Ray that was started here ends with the context."""
+        self._ray = self._started_ray()
+        try:
+            STOP.install()  # Ray has installed handlers of its own
+            available = self._ray.cluster_resources()
+            check(
+                _too_few("num_cpus", self.num_cpus, available.get("CPU", 0)),
+                _too_few("num_gpus", self.num_gpus, available.get("GPU", 0)),
+            )
+            yield
+        finally:
+            with suppress(KeyboardInterrupt):  # a second Ctrl-C must not leave processes behind
+                self._ray.shutdown()
+
+    def _started_ray(self) -> Any:
+        """Start Ray here, or connect to the cluster, and return the module `ray`.
+
+        Raises `ConfigError` if no cluster answers, and `FedsimError` if Ray does not start.
+        """
         for key, value in RAY_VARIABLES.items():
             os.environ.setdefault(key, value)
         options: dict[str, Any] = {}
@@ -168,18 +189,7 @@ class RayJobs(TaskLauncher):
         except Exception as error:  # Ray's error for a machine that is too busy has no class
             fault = f"Ray has not started: {in_words(error)}"
             raise FedsimError(f"{fault} The same command tries again.") from error
-        try:
-            STOP.install()  # Ray has installed handlers of its own
-            available = ray.cluster_resources()
-            check(
-                _too_few("num_cpus", self.num_cpus, available.get("CPU", 0)),
-                _too_few("num_gpus", self.num_gpus, available.get("GPU", 0)),
-            )
-            self._ray = ray
-            yield
-        finally:
-            with suppress(KeyboardInterrupt):  # a second Ctrl-C must not leave processes behind
-                ray.shutdown()
+        return ray
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
         environment = self._environment()
@@ -213,24 +223,11 @@ class RayJobs(TaskLauncher):
         return variables
 
 
-def _too_few(key: str, requested: float, available: float) -> Problem | None:
-    """Return a problem if a task would wait forever for more resources than are there, or None."""
-    is_enough = requested <= available or math.isclose(requested, available)
-    fault = f"must be <= {available:g}: Ray finds no more"
-    return rule(is_enough, f"hydra.launcher.{key}", requested, fault)
-
-
-LATE_SECONDS = 15.0
-"""A result may appear this long after its task has ended, on a file system of several machines."""
-FOLDER = ".submitit"
-"""The folder of submitit's scripts, logs and pickles, next to the runs of the sweep."""
-
-
 @parameters
 class SubmititJobs(TaskLauncher):
     """The base of `submitit_local` and `submitit_slurm`. A task is a `submitit.Job`.
 
-    `parameters` are all keys of the launcher's config that belong to submitit (`launcher_of`).
+    `parameters` are those keys of the launcher's config that are parameters of submitit.
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -238,7 +235,7 @@ class SubmititJobs(TaskLauncher):
     cluster: ClassVar[str]
     """submitit's name of the kind of cluster."""
     poll_seconds: ClassVar[float]
-    """Time between two looks at the tasks and at the records of their jobs."""
+    """Time between two looks at the tasks, as `POLL_SECONDS`."""
 
     def problems(self) -> Problems:
         for key in ("nodes", "tasks_per_node"):
@@ -249,9 +246,11 @@ class SubmititJobs(TaskLauncher):
     def gpus(self) -> tuple[str, float]:
         per_node = int(self.parameters.get("gpus_per_node") or 0)
         per_task = int(self.parameters.get("gpus_per_task") or 0)
+        num_gpus = max(per_node, per_task)
         resources = str(self.parameters.get("gres")).split(",")  # such as license:1,gpu:a100:2
-        by_resource = int(any(resource.startswith("gpu") for resource in resources))
-        return "hydra.launcher.gpus_per_node", max(per_node, per_task, by_resource)
+        if not num_gpus and any(resource.startswith("gpu") for resource in resources):
+            num_gpus = 1  # or more: fedsim only asks whether there are any
+        return "hydra.launcher.gpus_per_node", num_gpus
 
     @property
     def num_threads(self) -> int:
@@ -262,32 +261,39 @@ class SubmititJobs(TaskLauncher):
         """Return parameters of submitit that follow from others."""
         return {}
 
+    def executor_options(self) -> Mapping[str, Any]:
+        """Return arguments for the constructor of submitit's executor."""
+        return {}
+
     @contextmanager
     def connected(self, place: Path) -> Iterator[None]:
-        """Create submitit's executor.
+        """Create submitit's executor, with which `begin` submits tasks."""
+        self._executor = self._new_executor(place)
+        # When each task was first seen to have ended without a result (`time.monotonic()`).
+        self._ended_at: dict[Any, float] = {}
+        yield
 
-        Its files are in a folder named by the time and the process. The process number alone would
-        occur again.
+    def _new_executor(self, place: Path) -> Any:
+        """Return submitit's executor, whose files are in a new folder in `place`.
+
+        The folder is named by the time and the number of this process, because numbers of processes
+        occur again. Raises `ConfigError` if submitit or the cluster is missing, or if submitit
+        rejects a parameter.
         """
         choice = f"submitit_{self.cluster}"
         submitit = imported("submitit", choice, "slurm")
-        # submitit wants the name of the cluster before all but these parameters.
-        unprefixed_keys = submitit.AutoExecutor._typed_parameters()
         folder = place / FOLDER / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
         refuse_links(folder.parent)
+        # The names of all other parameters begin with that of the cluster.
+        common_names = submitit.AutoExecutor._typed_parameters()
         parameters = {}
-        submitit_parameters = dict(self.parameters)
-        submitit_parameters.update(self.added())
-        for key, value in submitit_parameters.items():
-            name = key if key in unprefixed_keys else f"{self.cluster}_{key}"
+        for key, value in (*self.parameters.items(), *self.added().items()):
+            name = key if key in common_names else f"{self.cluster}_{key}"
             parameters[name] = value
         try:
-            self._executor = submitit.AutoExecutor(
-                folder,
-                cluster=self.cluster,
-                slurm_max_num_timeout=getattr(self, "max_num_timeout", 0),
-            )
-            self._executor.update_parameters(**parameters)
+            options = self.executor_options()
+            executor = submitit.AutoExecutor(folder, cluster=self.cluster, **options)
+            executor.update_parameters(**parameters)
         except RuntimeError as error:
             remedy = (
                 "start the command on a machine of the cluster, or use "
@@ -298,22 +304,24 @@ class SubmititJobs(TaskLauncher):
         except (AssertionError, NameError, TypeError, ValueError) as error:
             problem = Problem("hydra.launcher", ..., f"is rejected by submitit: {error}")
             raise ConfigError([problem]) from error
-        # When each task was first seen to have ended without a result (`time.monotonic()`).
-        self._ended_at: dict[Any, float] = {}
-        yield
+        return executor
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
         tasks = [SubmittedTask(plans, since, {}) for plans in groups]
-        threads = os.environ.get("OMP_NUM_THREADS") or str(self.num_threads)
         # Processes that are started here inherit the environment, and Slurm's tasks get a copy.
-        with patch.dict(os.environ, {"OMP_NUM_THREADS": threads}):
-            try:
-                return self._executor.submit_array(tasks)
-            except (OSError, RuntimeError) as error:  # of `sbatch`, whose last line says why
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-                fault = f"could not be submitted: {reason}"
-                problem = Problem("hydra.launcher", ..., fault, "change its parameters")
-                raise ConfigError([problem]) from error
+        variable = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = variable or str(self.num_threads)
+        try:
+            return self._executor.submit_array(tasks)
+        except (OSError, RuntimeError) as error:  # of `sbatch`, whose last line says why
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            fault = f"could not be submitted: {lines[-1]}"
+            problem = Problem("hydra.launcher", ..., fault, "change its parameters")
+            raise ConfigError([problem]) from error
+        finally:
+            del os.environ["OMP_NUM_THREADS"]
+            if variable is not None:
+                os.environ["OMP_NUM_THREADS"] = variable
 
     def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
         time.sleep(self.poll_seconds)
@@ -324,10 +332,10 @@ class SubmititJobs(TaskLauncher):
         return ended
 
     def _is_lost(self, task: Any, plans: Sequence[Plan]) -> bool:
-        """Return whether a task without a result is lost: it has ended, and nobody runs its jobs.
+        """Return whether a task without a result is lost.
 
-        Slurm may requeue a task, and its result may appear late. It is therefore lost only if this
-        was so for `LATE_SECONDS`.
+        It is lost if, for `LATE_SECONDS`, submitit has said that it has ended and no process has
+        held its jobs. Before, Slurm may requeue it, or its result may still appear.
         """
         if not task.done() or not all(is_free(plan.folder) for plan in plans):
             self._ended_at.pop(task, None)
@@ -357,7 +365,7 @@ class LocalJobs(SubmititJobs):
 
     how = "as processes of submitit"
     cluster = "local"
-    poll_seconds = 0.5
+    poll_seconds = POLL_SECONDS
     ask_seconds = 0.0  # at each look: a task may not have installed its handlers before
 
     @property
@@ -419,6 +427,9 @@ class SlurmJobs(SubmititJobs):
             parameters["setup"] = ["export CUDA_VISIBLE_DEVICES="]
         return parameters
 
+    def executor_options(self) -> Mapping[str, Any]:
+        return {"slurm_max_num_timeout": self.max_num_timeout}
+
     def ask_to_end(self, running: Sequence[Any]) -> None:
         """Cancel tasks that wait, and let the others save their jobs without being requeued."""
         if not running:
@@ -432,17 +443,24 @@ class SlurmJobs(SubmititJobs):
         running[0].get_info(mode="force")  # updates submitit's states of all tasks
 
 
-def launcher_of(node: Mapping[str, Any], cls: type[SubmititJobs]) -> SubmititJobs:
-    """Return the launcher that the config's node `hydra.launcher` describes.
+def _too_few(key: str, requested: float, available: float) -> Problem | None:
+    """Return a problem if a task would wait forever, because Ray has less than it asks for."""
+    is_enough = requested <= available or math.isclose(requested, available)
+    fault = f"must be <= {available:g}: Ray finds no more"
+    return rule(is_enough, f"hydra.launcher.{key}", requested, fault)
 
-    Keys of fedsim's class become its fields. All other keys become `parameters` for submitit.
+
+def build_submitit_launcher(node: Mapping[str, Any], cls: type[SubmititJobs]) -> SubmititJobs:
+    """Return the launcher of class `cls` that the config's node `hydra.launcher` describes.
+
+    Keys that are fields of `cls` become its fields. All others become `parameters` for submitit.
     Raises `ConfigError`.
     """
-    own_keys = {"jobs_per_task", *cls.__annotations__}
+    names = {parameter.name for parameter in fields(cls)} - {"parameters"}
     values: dict[str, Any] = {}
     submitit_parameters: dict[str, Any] = {}
     for key, value in node.items():
-        if key in own_keys:
+        if key in names:
             values[key] = value
         elif key != "_target_":
             submitit_parameters[key] = value

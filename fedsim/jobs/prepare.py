@@ -92,7 +92,7 @@ def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
     module = import_module(module_name)
     cls = getattr(module, name)
     if hasattr(cls, "cluster"):  # a launcher of submitit, whose parameters have any names
-        launcher: TaskLauncher = module.launcher_of(node, cls)
+        launcher: TaskLauncher = module.build_submitit_launcher(node, cls)
         return launcher
     return instantiate(node, cls, "hydra.launcher")
 

@@ -20,7 +20,7 @@ from fedsim.config.compose import search_path
 from fedsim.config.plan import Plan
 from fedsim.core.disk import space_problem
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.jobs.prepare import require_room
+from fedsim.jobs.prepare import check_files
 from fedsim.results.files import MODEL
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY
 from fedsim.running.assembly import build
@@ -47,10 +47,10 @@ def test_too_little_room_for_a_sweep_is_rejected(tmp_path: Path, disk: Mock) -> 
     disk.free = 5_000_000
     short = plan(tmp_path / "new")
     long = plan(tmp_path / "new", "num_rounds=100000")
-    require_room([short])
+    check_files([short])
     room = rf"no room in {tmp_path}: need 10[0-9]\.\d MB, free 5\.0 MB\n.*output_dir"
     with pytest.raises(ConfigError, match=rf"output_dir='{tmp_path}/new': {room}"):
-        require_room([short, long])
+        check_files([short, long])
     assert not list(tmp_path.iterdir())
 
 
@@ -67,9 +67,9 @@ def write_run(folder: Path, summary: dict[str, Any]) -> None:
 def test_a_finished_run_needs_no_room_unless_it_is_overwritten(tmp_path: Path) -> None:
     finished = plan(tmp_path)
     write_run(finished.folder, {"status": "diverged", "rounds": 0, "seed": 0})
-    require_room([finished])
+    check_files([finished])
     with pytest.raises(ConfigError, match=r"need 2\.1 MB, free 0\.0 MB"):
-        require_room([plan(tmp_path, "overwrite=true")])
+        check_files([plan(tmp_path, "overwrite=true")])
 
 
 @pytest.mark.usefixtures("disk")
@@ -78,7 +78,7 @@ def test_a_run_that_will_resume_needs_room(tmp_path: Path, status: str) -> None:
     stopped = plan(tmp_path)
     write_run(stopped.folder, {"status": status})
     with pytest.raises(ConfigError, match=r"need 2\.1 MB, free 0\.0 MB"):
-        require_room([stopped])
+        check_files([stopped])
 
 
 def test_a_file_in_place_of_a_folder_is_rejected(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_read_only_folder_is_rejected(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("tempfile.TemporaryFile", read_only)
     rule = rf"cannot write in {tmp_path} \(Read-only file system\); need 2\.1 MB"
     with pytest.raises(ConfigError, match=rule):
-        require_room([plan(tmp_path)])
+        check_files([plan(tmp_path)])
 
 
 # --- data_dir ------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def data_dir_problem(tmp_path: Path, dataset: str) -> str:
     sound = plan(outputs)
     job = plan(outputs, f"data_dir={tmp_path}/data", *dataset.split())
     with pytest.raises(ConfigError) as caught:
-        require_room([sound, job, job])
+        check_files([sound, job, job])
     (problem,) = caught.value.problems
     assert problem.key == "data_dir"
     assert problem.value == f"{tmp_path}/data"
@@ -167,5 +167,5 @@ def test_data_that_need_not_be_fetched_need_no_room(
         (raw / f"{split}-images-idx3-ubyte").touch()
         (raw / f"{split}-labels-idx1-ubyte").touch()
     outputs = tmp_path / "outputs"
-    require_room([plan(outputs, f"data_dir={tmp_path}/data", "dataset=mnist")])
-    require_room([plan(outputs, f"data_dir={raw}/train-images-idx3-ubyte", "dataset=digits")])
+    check_files([plan(outputs, f"data_dir={tmp_path}/data", "dataset=mnist")])
+    check_files([plan(outputs, f"data_dir={raw}/train-images-idx3-ubyte", "dataset=digits")])

@@ -21,7 +21,7 @@ from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.record import Record
 from fedsim.jobs.narration import Narration, has_console
 from fedsim.jobs.overwriting import Overwriting
-from fedsim.jobs.prepare import require_room
+from fedsim.jobs.prepare import check_files
 from fedsim.jobs.progress import Progress
 from fedsim.jobs.sweep import Attempts, Lanes
 from fedsim.running.assembly import forget
@@ -282,11 +282,11 @@ def _with_folders(
 
 
 def _make_ready(plans: Sequence[Plan]) -> None:
-    """Check that `plans` can write their folders and read their data (`require_room`).
+    """Check that `plans` can write their folders and read their data (`check_files`).
 
     If one of them overwrites, forget the data in memory, so that they are read again. Raises
     `ConfigError`.
     """
-    require_room(plans)
+    check_files(plans)
     if any(plan.settings.overwrite for plan in plans):
         forget()

@@ -153,7 +153,7 @@ def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
     try:
         jobs = compose_words(args)
         plans, _ = prepare(jobs)
-        check_all(jobs, plans, room=False)
+        check_all(jobs, plans, with_files=False)
     except ConfigError as error:
         return [], [_finding(fail, "config", problem) for problem in error.problems]
     number = f", {len(plans)} jobs" if len(plans) > 1 else ""

@@ -20,7 +20,7 @@ from fedsim.core.arrays import Floats
 from fedsim.core.configs import leaves
 from fedsim.core.disk import conf_dir, unwritable, write_files
 from fedsim.core.errors import Problem, at_least, check, rule
-from fedsim.jobs.prepare import compose_words, require_room
+from fedsim.jobs.prepare import check_files, compose_words
 from fedsim.report.table import table_files
 from fedsim.results.files import OutputError
 from fedsim.results.reading import FINISHED
@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
     jobs = compose_words(args)
     plans = check_jobs(jobs)
     check(*_problems(jobs, plans))
-    require_room(plans)
+    check_files(plans)
     plans_by_seed: dict[int, dict[str, Plan]] = {}
     for name, plan in zip(method_names(jobs), plans, strict=True):
         plans_by_seed.setdefault(plan.settings.seed, {})[name] = plan

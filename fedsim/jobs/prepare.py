@@ -55,7 +55,7 @@ def prepare(jobs: Sequence[ComposedJob]) -> tuple[list[Plan], Overwriting]:
 
 
 def check_all(
-    jobs: Sequence[ComposedJob], plans: Sequence[Plan], *, room: bool = True
+    jobs: Sequence[ComposedJob], plans: Sequence[Plan], *, with_files: bool = True
 ) -> "Lanes | TaskLauncher | None":
     """Check everything else that can be checked before work starts, and return the launcher.
 
@@ -71,17 +71,17 @@ def check_all(
         if plan.folder in folders_left:
             jobs_left.append(job)
     check_rest(jobs_left, plans_left)
-    launcher = own_launcher(node)
+    launcher = build_launcher(node)
     # Importing the module takes PyTorch. With several ranks, `dispatch` has imported it.
     ranks = sys.modules.get("fedsim.running.ranks")
     if ranks is not None:
         ranks.RANKS.agree(plans, node)
-    if room:
-        require_room(plans)
+    if with_files:
+        check_files(plans)
     return launcher
 
 
-def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
+def build_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
     """Return the launcher that `hydra.launcher` describes; None for `basic`, Hydra's own.
 
     Raises `ConfigError`.
@@ -97,7 +97,7 @@ def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
     return instantiate(node, cls, "hydra.launcher")
 
 
-def require_room(plans: Iterable[Plan]) -> None:
+def check_files(plans: Iterable[Plan]) -> None:
     """Check that folders for results can be written and have room for the runs still to come.
 
     Also checks that source files of their data can be read, or fetched. Raises `ConfigError`.

@@ -11,7 +11,7 @@ from fedsim.config.plan import Plan
 from fedsim.config.words import parse
 from fedsim.core.configs import SEED_KEYS
 from fedsim.core.errors import ConfigError, Problem, check, rule
-from fedsim.jobs.prepare import compose_words, require_room
+from fedsim.jobs.prepare import check_files, compose_words
 from fedsim.running.process import STOP
 from fedsim.search.own_keys import (
     overwrite_problem,
@@ -50,7 +50,7 @@ def run(words: Sequence[str]) -> int:
             problems |= dict.fromkeys(error.problems)
     check(*(with_own_keys(problem, OWN_KEYS, "search") for problem in problems))
     check(stop_at_problem(plan.config for plan in plans), overwrite_problem(plans))
-    require_room(plans)
+    check_files(plans)
     # 3. Search.
     num_rounds = plans[0].settings.num_rounds
     with STOP.working():

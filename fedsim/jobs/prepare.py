@@ -1,10 +1,12 @@
 """Prepares the jobs of a command line: composes and checks them, and returns their launcher.
 
-A job is composed by Hydra (`ComposedJob`); its plan is the checked description of its run. A
-launcher says where jobs run: None in turn, `Lanes` together in this process, a `TaskLauncher` in
-other processes. `fedsim.jobs.cli` and the commands call `compose_words`, `prepare` and `check_all`
-in this order. Before any work starts, they have checked that data can be read or fetched, and that
-there is room for results.
+`fedsim.jobs.cli` and the commands call three functions in this order, before any work starts:
+
+1. `compose_words` lets Hydra compose the jobs (`ComposedJob`) of the command line.
+2. `prepare` makes the plan of each job, which is the checked description of its run.
+3. `check_all` checks everything else, and returns the launcher. A launcher says where jobs run:
+   `Lanes` together in this process, a `TaskLauncher` in other processes. Without a launcher, jobs
+   run one after another.
 """
 
 import sys
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.config.build import instantiate
 from fedsim.config.compose import check_rest, compose_jobs, outlined, search_path
+from fedsim.config.hydra_node import SUBMITIT_LAUNCHERS
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.core.disk import space_problem
@@ -29,10 +32,12 @@ from fedsim.results.files import refuse_links
 if TYPE_CHECKING:
     from fedsim.jobs.tasks import TaskLauncher
 
-# Roughly what a run's files need, without models.
-BYTES_OF_RUN = 2_000_000  # its division, config and summary
-BYTES_OF_ROUND = 1_000  # a line of metrics.jsonl
-BYTES_OF_ID = 8  # a client's id in such a line
+BYTES_OF_RUN = 2_000_000
+"""Rough size of a run's division, config and summary."""
+BYTES_OF_ROUND = 1_000
+"""Rough size of a line of metrics.jsonl without the ids of clients."""
+BYTES_OF_ID = 8
+"""Rough size of a client's id in such a line."""
 
 
 def compose_words(args: Namespace) -> list[ComposedJob]:
@@ -51,17 +56,17 @@ def prepare(jobs: Sequence[ComposedJob]) -> tuple[list[Plan], Overwriting]:
     """
     plans = outlined(jobs)
     overwriting = Overwriting(plans)
-    return list(map(overwriting.without_replaced, plans)), overwriting
+    return [overwriting.without_replaced(plan) for plan in plans], overwriting
 
 
 def check_all(
     jobs: Sequence[ComposedJob], plans: Sequence[Plan], *, with_files: bool = True
 ) -> "Lanes | TaskLauncher | None":
-    """Check everything else that can be checked before work starts, and return the launcher.
+    """Check the components of all jobs, their launcher and their files. Return the launcher.
 
-    `room` says whether to check the data and the room for results, too. Jobs that have
-    ended are not run, so they are not checked, which would import PyTorch. Raises `FedsimError`,
-    with all problems of all other jobs if their configs are wrong.
+    Files are checked only `with_files` (`check_files`). Components of jobs that have ended are not
+    checked, because their check imports PyTorch. Raises `FedsimError`. If components are wrong, it
+    is a `ConfigError` with all problems of all jobs.
     """
     node = jobs[0].launcher
     plans_left = plans_to_run(plans)
@@ -72,7 +77,8 @@ def check_all(
             jobs_left.append(job)
     check_rest(jobs_left, plans_left)
     launcher = build_launcher(node)
-    # Importing the module takes PyTorch. With several ranks, `dispatch` has imported it.
+    # `dispatch` has imported this module if torchrun has started several ranks. It is not imported
+    # here, because that takes as long as importing PyTorch.
     ranks = sys.modules.get("fedsim.running.ranks")
     if ranks is not None:
         ranks.RANKS.agree(plans, node)
@@ -86,21 +92,23 @@ def build_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
 
     Raises `ConfigError`.
     """
-    module_name, _, name = str(node.get("_target_")).rpartition(".")
+    target = str(node.get("_target_"))
+    module_name, _, name = target.rpartition(".")
     if not module_name.startswith("fedsim."):
         return None
     module = import_module(module_name)
     cls = getattr(module, name)
-    if hasattr(cls, "cluster"):  # a launcher of submitit, whose parameters have any names
+    if target in SUBMITIT_LAUNCHERS:  # their parameters may have any names
         launcher: TaskLauncher = module.build_submitit_launcher(node, cls)
         return launcher
     return instantiate(node, cls, "hydra.launcher")
 
 
 def check_files(plans: Iterable[Plan]) -> None:
-    """Check that folders for results can be written and have room for the runs still to come.
+    """Check the folders and source files of those `plans` that are to be run.
 
-    Also checks that source files of their data can be read, or fetched. Raises `ConfigError`.
+    Results can be written, and there is room for them. Source files of data can be read or fetched.
+    Raises `ConfigError`.
     """
     plans = plans_to_run(plans)
     for plan in plans:
@@ -109,13 +117,13 @@ def check_files(plans: Iterable[Plan]) -> None:
 
 
 def output_problems(plans: Iterable[Plan]) -> list[Problem]:
-    """Return the problems of the folders for results: no room, or not writable."""
-    needs: Counter[Path] = Counter()
+    """Return the problems of the folders for results: not writable, or too little room."""
+    num_bytes: Counter[Path] = Counter()
     for plan in plans:
-        needs[plan.settings.output_dir] += _bytes_of(plan)
+        num_bytes[plan.settings.output_dir] += _bytes_of(plan)
     problems = []
-    for folder, need in needs.items():
-        problem = space_problem("output_dir", folder, need)
+    for folder, needed in num_bytes.items():
+        problem = space_problem("output_dir", folder, needed)
         if problem is not None:
             problems.append(problem)
     return problems
@@ -129,7 +137,7 @@ def _bytes_of(plan: Plan) -> int:
 
 
 def source_problems(plans: Iterable[Plan]) -> list[Problem]:
-    """Return the problems of source files that can be found without reading them."""
+    """Return the problems of the plans' source files that can be found without reading them."""
     problems = dict.fromkeys(map(_source_problem, by_source(plans)))  # each once
     return [problem for problem in problems if problem is not None]
 

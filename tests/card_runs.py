@@ -103,7 +103,7 @@ def on_generated_samples(
     """Build a simulation of a workload on the pretended card, without its data set."""
     shape = (1, 28, 28) if "dataset=fashion_mnist" in words else (3, 32, 32)
 
-    def load(*, device: torch.device, **_of_data_and_model: object) -> PreparedData:
+    def load(plan: object, model_class: object, device: torch.device) -> PreparedData:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(num_train + num_test, *shape, generator=generator).to(device)
         y = (torch.arange(len(x)) % 10).to(device)

@@ -144,9 +144,9 @@ def test_samples_are_kept_for_the_next_run_with_the_same_data_set_model_and_plac
     loads: list[Any] = []
     load = assembly._load
 
-    def counted_load(**arguments: Any) -> assembly.PreparedData:
+    def counted_load(*arguments: Any) -> assembly.PreparedData:
         loads.append(arguments)
-        return load(**arguments)
+        return load(*arguments)
 
     monkeypatch.setattr(assembly, "_load", counted_load)
     assembly.forget()

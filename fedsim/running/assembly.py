@@ -1,8 +1,8 @@
 """Assembles a run's simulation from its plan: data, division, model and all other components.
 
 `fedsim.running.experiment` calls `build` for each run, and `fedsim.running.replay` for each method.
-A plan is the checked description of a run. `build` and `prepare` get the whole plan, because they
-need most of its values. The functions that they call get only the values that they need.
+A plan is the checked description of a run. Functions that need most of its values get the whole
+plan. All others get only the values that they need.
 
 A division says which samples each client has, which samples are held out, and which samples the
 server has. Prepared data (`prepare`) are decoded, normalised and on the device. They stay in memory
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,8 +54,6 @@ from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.process import world
 from fedsim.selectors.base import Selector
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class PreparedData:
@@ -84,12 +82,11 @@ class PreparedData:
         """Return the training samples at `positions` [m], on the device [m, ...]."""
         if isinstance(self.x, SampleSource):
             return self.x.rows(positions).to(self.y.device)
-        return self.x[torch.as_tensor(positions, device=self.y.device)]
+        return self.x[positions]
 
     def labelled(self, positions: Ints) -> LabelledSamples:
         """Return the training samples at `positions` [m] with their labels."""
-        labels = self.y[torch.as_tensor(positions, device=self.y.device)]
-        return LabelledSamples(self.samples(positions), labels)
+        return LabelledSamples(self.samples(positions), self.y[positions])
 
     def tested_on(self, positions: Ints) -> "PreparedData":
         """Return the same data with a new test set: the training samples at `positions` [m]."""
@@ -163,7 +160,7 @@ def _divide(plan: Plan, labelled: Labelled) -> Division:
     """Divide the labels of a training set among the clients and the server."""
     return divide(
         labelled,
-        _component(plan.config, "partition", Partition),
+        instantiate(plan.config["partition"], Partition, "partition"),
         plan.settings.num_clients,
         _streams(plan),
         plan.server,
@@ -198,18 +195,23 @@ def components_of(
     # 1. Build the components that need no other one.
     behaviour = HONEST
     if config.get("clients") is not None:
-        behaviour = _component(
-            config, "clients", ClientBehaviour, settings.num_clients, data.num_classes, streams
+        behaviour = instantiate(
+            config["clients"],
+            ClientBehaviour,
+            "clients",
+            settings.num_clients,
+            data.num_classes,
+            streams,
         )
     local_algorithm = LocalAlgorithm()
     if config.get("local_algorithm") is not None:
-        local_algorithm = _component(config, "local_algorithm", LocalAlgorithm)
-    optimizer = _component(config, "optimizer", LocalOptimizer)
-    availability = _component(config, "availability", Availability)
+        local_algorithm = instantiate(config["local_algorithm"], LocalAlgorithm, "local_algorithm")
+    optimizer = instantiate(config["optimizer"], LocalOptimizer, "optimizer")
+    availability = instantiate(config["availability"], Availability, "availability")
     simulated_clock = None
     num_selected = settings.cohort_size
     if config.get("system") is not None:
-        system = _component(config, "system", System)
+        system = instantiate(config["system"], System, "system")
         # The server selects more clients than cohort_size if some updates will come too late.
         num_selected = system.num_selected(settings.cohort_size, num_clients)
         simulated_clock = SimulatedClock(system, num_clients, settings.cohort_size, streams)
@@ -242,19 +244,26 @@ def components_of(
     stream = streams.generator(Purpose.AVAILABILITY)
     availability.begin(population.sizes, division.histograms, stream)
     with over_selection_explained(settings.cohort_size, num_selected):
-        selector = _component(config, "selector", Selector, population)
+        selector = instantiate(config["selector"], Selector, "selector", population)
     trained = trained_names(model)
     unfit = selector.unfit_for(trained)
     if unfit is not None:
         check(unfit.within("selector"))
     untrained = frozenset(initial(model)) - frozenset(trained)
-    aggregator = _component(config, "aggregator", Aggregator, untrained)
-    backend = _backend(config, workload)
+    aggregator = instantiate(config["aggregator"], Aggregator, "aggregator", untrained)
+    build_backend = partial(instantiate, config["engine"], Backend, "engine")
+    if client_data.source is None:
+        backend = build_backend(workload)
+    else:
+        # This backend copies the samples of each call into a buffer. The config's backend trains on
+        # the buffer.
+        backend = OnDemandBackend(workload, build_backend)
 
     def first_model(client: int) -> Params:
         """Return the model that `client` starts with (`init_seed=per_client`)."""
-        shape = data.input_shape
-        client_model = build_model(config["model"], shape, data.num_classes, streams, client)
+        client_model = build_model(
+            config["model"], data.input_shape, data.num_classes, streams, client
+        )
         return initial(client_model.to(data.y.device))
 
     # 4. Put all components together.
@@ -277,14 +286,6 @@ def components_of(
     )
 
 
-def _component(config: Mapping[str, Any], group: str, base: type[T], *passed: Any) -> T:
-    """Return the object of class `base` that a config group describes.
-
-    `passed` are the first arguments of its constructor, which no config can hold.
-    """
-    return instantiate(config[group], base, group, *passed)
-
-
 def _client_data(
     data: PreparedData, division: Division, labels: Tensor, evaluate_on: str
 ) -> ClientData:
@@ -299,16 +300,6 @@ def _client_data(
     else:
         samples = ClientData(data.x, labels, division.train, evaluated, data.num_classes)
     return replace(samples, true_y=data.y, augment=data.augment)
-
-
-def _backend(config: Mapping[str, Any], workload: Workload) -> Backend:
-    """Return the backend that the config's `engine` describes."""
-    build_backend = partial(_component, config, "engine", Backend)
-    if workload.data.source is None:
-        return build_backend(workload)
-    # The samples are made on demand. The backend of the config trains on a buffer, into which this
-    # one copies the samples of each call.
-    return OnDemandBackend(workload, build_backend)
 
 
 def build_model(
@@ -369,15 +360,8 @@ def prepare(plan: Plan) -> PreparedData:
     key = (data_key(plan), dataset_class, model_class)
     if key not in _latest:
         _latest.clear()
-        _latest[key] = _load(
-            dataset_node=plan.config["dataset"],
-            model_node=plan.config["model"],
-            model_class=model_class,
-            data_dir=plan.data_dir,
-            cache_dir=plan.cache_dir,
-            device=torch.device(resolve_device(plan.settings.device)),
-            seed=plan.settings.seed,
-        )
+        device = torch.device(resolve_device(plan.settings.device))
+        _latest[key] = _load(plan, model_class, device)
     return _latest[key]
 
 
@@ -409,26 +393,19 @@ def is_prepared(plan: Plan) -> bool:
     return any(key == latest_key for latest_key, _, _ in _latest)
 
 
-def _load(
-    *,
-    dataset_node: Mapping[str, Any],
-    model_node: Mapping[str, Any],
-    model_class: Callable[..., nn.Module],
-    data_dir: Path,
-    cache_dir: Path,
-    device: torch.device,
-    seed: int,
-) -> PreparedData:
+def _load(plan: Plan, model_class: Callable[..., nn.Module], device: torch.device) -> PreparedData:
     """Load the data set of a run, and prepare its samples on `device`.
 
-    The nodes are those of the config. `model_class` is the class or function that the model's node
-    names. The data do not depend on `seed`, which draws the initial values of a model that step 2
-    builds and drops again.
+    `model_class` is the class or function that the config's node `model` names. Every value of the
+    plan that decides the data must be in the key of `_latest`. The seed is not one of them: it only
+    draws the initial values of a model that step 2 builds and drops again.
     """
+    dataset_node = plan.config["dataset"]
+    model_node = plan.config["model"]
     # Features are computed below and cached for later runs: make their computation deterministic.
     prepare_device(device, None)
     # 1. Load the data set, which may be of a user's class.
-    dataset = instantiate(dataset_node, Dataset, "dataset", data_dir, cache_dir)
+    dataset = instantiate(dataset_node, Dataset, "dataset", plan.data_dir, plan.cache_dir)
     try:
         data: object = dataset.load()
     except Exception as error:
@@ -446,10 +423,10 @@ def _load(
     # 2. Replace samples by features if the model trains on features. A class of such models has
     #    `load_backbone`. A function must be called to see which model it returns.
     if hasattr(model_class, "load_backbone") or not isinstance(model_class, type):
-        model = build_model(model_node, shape, data.num_classes, Streams(seed))
+        model = build_model(model_node, shape, data.num_classes, Streams(plan.settings.seed))
         if isinstance(model, TrainsOnFeatures):
             code = user_code({"dataset": dataset_node, "model": model_node})
-            data = extract(data, model, data_dir, cache_dir, device, code)
+            data = extract(data, model, plan.data_dir, plan.cache_dir, device, code)
     # 3. Normalise, and move to the device.
     augment = _augmentation(dataset, data, device)
     x = data.train.x

@@ -149,7 +149,7 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
         run.trackers.finish(summary)
     finally:
         if run.trackers.degraded:
-            summary = {**summary, "trackers": run.trackers.degraded}
+            summary["trackers"] = run.trackers.degraded
             run.rewrite(summary)
     if isinstance(ending.cause, KeyboardInterrupt):
         raise ending.cause
@@ -232,11 +232,9 @@ class _RunInProgress:
     def _start_trackers(self, warnings: Sequence[str]) -> Trackers:
         """Start the config's trackers, and pass the `warnings` on to them."""
         nodes = self.config["tracker"]
-
-        def make(name: str) -> Tracker:
-            return instantiate(nodes[name], Tracker, f"tracker.{name}")
-
-        trackers = Trackers(nodes, make)
+        trackers = Trackers(
+            nodes, make=lambda name: instantiate(nodes[name], Tracker, f"tracker.{name}")
+        )
         trackers.start(self.info)
         for warning in warnings:
             trackers.message(warning)
@@ -268,8 +266,7 @@ class _RunInProgress:
             return ending
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             round = len(self.records) + 1  # its record is not written, as the trace may have failed
-            is_last = round > self.info.num_rounds
-            when = "after the last round" if is_last else f"round {round}"
+            when = f"round {round}" if round <= self.info.num_rounds else "after the last round"
             return ended_by(error, self.config, self.folder.path, when)
 
     def _run_rounds(self) -> Outcome:
@@ -293,9 +290,12 @@ class _RunInProgress:
         record = self.simulation.step()
         self._write(record)
         stop_reason = self.watch.round_ended(record)
-        if self._has_reached(self.config.get("stop_at")):
+        stop_at = self.config.get("stop_at")
+        accuracies = [record.test_accuracy for record in self.records[-self.window :]]
+        num_rounds = self.info.num_rounds
+        if stop_at is not None and reaches(accuracies, stop_at, self.window, num_rounds):
             return Outcome("reached", {"error": None})
-        if record.round == self.info.num_rounds:  # the run is done, whatever the watch says
+        if record.round == num_rounds:  # the run is done, whatever the watch says
             return None
         if stop_reason is not None:
             self.checkpoints.save(self.origin)
@@ -304,13 +304,6 @@ class _RunInProgress:
         if STOP.status is None and self.checkpoints.due(record.round, record.wall_seconds):
             self.checkpoints.save(self.origin)
         return None
-
-    def _has_reached(self, target: float | None) -> bool:
-        """Return whether the final accuracy would be at least `target` if the run ended now."""
-        if target is None:
-            return False
-        accuracies = [record.test_accuracy for record in self.records[-self.window :]]
-        return reaches(accuracies, target, self.window, self.info.num_rounds)
 
     def _write(self, record: Record) -> None:
         """Write the record of a round, and the selector's trace if it observed the round."""

@@ -6,6 +6,7 @@
 from functools import cache
 
 from fedsim.clients.context import Signal
+from fedsim.core.types import sizes_of
 from fedsim.rounds.aggregators import weighting_warning
 from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.exits import warn
@@ -15,12 +16,11 @@ def component_warnings(simulation: Simulation) -> list[str]:
     """Return the warnings of a run's components, which trackers show before the first round."""
     components = simulation.components
     model_bytes = sum(value.nbytes for value in simulation.params.values())
-    num_clients = components.population.num_clients
     warnings = [
         components.selector.warning,
         components.aggregator.warning,
         weighting_warning(components.selector, components.aggregator),
-        components.local_algorithm.warning(num_clients, model_bytes),
+        components.local_algorithm.warning(components.population.num_clients, model_bytes),
         components.engine.warning,
         _holdout_warning(components),
     ]
@@ -32,16 +32,13 @@ def _holdout_warning(components: Components) -> str | None:
     if not components.selector.needs & {Signal.LOSSES, Signal.ACCURACIES}:
         return None
     data = components.engine.data
-    num_clients = len(data.train)
-    num_silent = 0
-    for trained_on, evaluated_on in zip(data.train, data.evaluate, strict=True):
-        num_silent += len(trained_on) > 0 and len(evaluated_on) == 0
-    if not num_silent:
+    is_silent = (sizes_of(data.train) > 0) & (sizes_of(data.evaluate) == 0)
+    if not is_silent.any():
         return None
     return (
-        f"{num_silent} of {num_clients} clients hold out no sample, so they have no loss to report "
-        f"(local.evaluate_on=holdout): {type(components.selector).__name__} selects them less or "
-        "never; raise local.holdout_fraction, or take local.evaluate_on=train"
+        f"{is_silent.sum()} of {len(is_silent)} clients hold out no sample, so they have no loss "
+        f"to report (local.evaluate_on=holdout): {type(components.selector).__name__} selects them "
+        "less or never; raise local.holdout_fraction, or take local.evaluate_on=train"
     )
 
 

@@ -138,19 +138,23 @@ def claimed(folder: Path, config: Mapping[str, Any], *, overwrite: bool) -> Iter
     because another process has ended the run since the caller looked. Raises `HeldError` if another
     process holds the lock.
     """
+
+    def recorded_in(place: Path) -> Outcome:
+        return outcome_in(place, config, overwrite=overwrite)
+
     with files.owned(folder):
         # 1. A replacement that was complete when its process was killed counts as this run.
         replacement = files.replacement_of(folder)
-        if outcome_in(replacement, config, overwrite=overwrite).final:
+        if recorded_in(replacement).final:
             files.replace_folder(folder)
             yield None
             return
         # 2. A result of earlier user code is moved away. There may be one of the present code,
         #    which then takes its place.
-        recorded = outcome_in(folder, config, overwrite=overwrite)
+        recorded = recorded_in(folder)
         if recorded.status == "changed":
             _set_aside(folder, config, recorded)
-            recorded = outcome_in(folder, config, overwrite=overwrite)
+            recorded = recorded_in(folder)
         if recorded.final and not overwrite:
             yield None
             return
@@ -158,7 +162,7 @@ def claimed(folder: Path, config: Mapping[str, Any], *, overwrite: bool) -> Iter
         place = worked_in(folder, recorded, overwrite=overwrite)
         yield place
         # 4. A complete replacement takes the place of the earlier result.
-        if place != folder and outcome_in(place, config, overwrite=overwrite).final:
+        if place != folder and recorded_in(place).final:
             files.replace_folder(folder)
 
 
@@ -170,8 +174,8 @@ def _set_aside(folder: Path, config: Mapping[str, Any], recorded: Outcome) -> No
     earlier_digits = files.code_digits(recorded.summary)
     digits = files.code_digits({"code": user_code(config)})
     new_folder = files.set_aside(folder, earlier_digits, digits)
-    text = f"{recorded.summary['error']}; that result is kept in {new_folder.name}"
-    warn(f"fedsim: {folder}: {text}\n")
+    reason = recorded.summary["error"]
+    warn(f"fedsim: {folder}: {reason}; that result is kept in {new_folder.name}\n")
 
 
 def ended_by(error: BaseException, config: Mapping[str, Any], place: Path, when: str) -> Outcome:

@@ -24,9 +24,7 @@ EXIT_CODES = {
     "config": 2,
     "data": 3,
     "diverged": 4,
-    "interrupted": STOP_CODES["interrupted"],
-    "preempted": STOP_CODES["preempted"],
-}
+} | STOP_CODES
 """The exit codes of a command by the status of its worst run."""
 CLOSED_PIPE = 141
 """The exit code that a shell reports for a process whose output nobody reads."""
@@ -97,9 +95,7 @@ def print_error(
         noun = "problem" if count == 1 else "problems"
         lines = [f"{program}: {count} {noun} in the config{after}"]
         lines += [f"  {problem}" for problem in error.problems]
-    with suppress(OSError):  # stderr may be on a full disk, too
-        for line in lines:
-            print(printable_lines(line), file=sys.stderr)
+    warn("".join(f"{printable_lines(line)}\n" for line in lines))
 
 
 def warn(text: str) -> None:

@@ -16,7 +16,7 @@ from fedsim.config.hydra_node import launcher_problems
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run
-from fedsim.jobs.launchers import SlurmJobs, build_submitit_launcher
+from fedsim.jobs.launchers import build_submitit_launcher
 from fedsim.jobs.task_worker import SubmittedTask
 from fedsim.results.reading import read_metrics, read_summary
 from tests import slurm_stand_in
@@ -116,7 +116,7 @@ def test_srun_is_told_the_cores_of_a_task_and_gpus_are_hidden_from_one_that_asks
         "max_num_timeout": 7,
         "jobs_per_task": 8,
     }
-    launcher = build_submitit_launcher(node_of("submitit_slurm", **given), SlurmJobs)
+    launcher = build_submitit_launcher(node_of("submitit_slurm", **given))
     with launcher.connected(tmp_path):
         made = launcher._executor._executor
     assert made.max_num_timeout == 7

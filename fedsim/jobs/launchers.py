@@ -27,12 +27,13 @@ import joblib  # type: ignore[import-untyped]
 from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
 
 from fedsim.config.build import construct
+from fedsim.config.hydra_node import SLURM
 from fedsim.config.plan import Plan
 from fedsim.core.disk import num_cores
 from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
 from fedsim.core.parameters import Count, CountOrZero, NonNegative, Problems, parameters
 from fedsim.jobs.task_worker import SubmittedTask, WorkerTask
-from fedsim.jobs.tasks import TaskLauncher, imported, in_words
+from fedsim.jobs.tasks import Groups, RunningTasks, TaskLauncher, imported, in_words
 from fedsim.results.files import is_free, refuse_links
 from fedsim.running.outcome import Outcome
 from fedsim.running.process import STOP
@@ -92,11 +93,11 @@ class JoblibJobs(TaskLauncher):
         variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or threads}
         return get_reusable_executor(num_processes, timeout=IDLE_SECONDS, env=variables)
 
-    def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
+    def begin(self, groups: Groups, since: float) -> Sequence[Any]:
         pool = self._pool()
         return [pool.submit(WorkerTask(plans, since, {}, quiet=True)) for plans in groups]
 
-    def ended(self, running: Mapping["Future[Any]", Sequence[Plan]]) -> Sequence[Any]:
+    def ended(self, running: RunningTasks) -> Sequence[Any]:
         return list(wait(running, POLL_SECONDS, FIRST_COMPLETED).done)
 
     def outcomes(self, task: "Future[Any]") -> Sequence[Outcome]:
@@ -184,14 +185,14 @@ class RayJobs(TaskLauncher):
                 "token"
             )
             fault = "no cluster answers"
-            problem = Problem("hydra.launcher.address", self.address, fault, remedy)
-            raise ConfigError([problem]) from error
+            key = "hydra.launcher.address"
+            raise ConfigError([Problem(key, self.address, fault, remedy)]) from error
         except Exception as error:  # Ray's error for a machine that is too busy has no class
             fault = f"Ray has not started: {in_words(error)}"
             raise FedsimError(f"{fault} The same command tries again.") from error
         return ray
 
-    def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
+    def begin(self, groups: Groups, since: float) -> Sequence[Any]:
         environment = self._environment()
         remote = self._ray.remote(WorkerTask.__call__).options(
             num_cpus=self.num_cpus,
@@ -201,7 +202,7 @@ class RayJobs(TaskLauncher):
         )
         return [remote.remote(WorkerTask(plans, since, environment)) for plans in groups]
 
-    def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
+    def ended(self, running: RunningTasks) -> Sequence[Any]:
         return self._ray.wait(list(running), timeout=POLL_SECONDS)[0]
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
@@ -291,22 +292,22 @@ class SubmititJobs(TaskLauncher):
             name = key if key in common_names else f"{self.cluster}_{key}"
             parameters[name] = value
         try:
-            options = self.executor_options()
-            executor = submitit.AutoExecutor(folder, cluster=self.cluster, **options)
+            executor = submitit.AutoExecutor(
+                folder, cluster=self.cluster, **self.executor_options()
+            )
             executor.update_parameters(**parameters)
         except RuntimeError as error:
             remedy = (
                 "start the command on a machine of the cluster, or use "
                 "hydra/launcher=submitit_local"
             )
-            problem = Problem("hydra/launcher", choice, str(error), remedy)
-            raise ConfigError([problem]) from error
+            raise ConfigError([Problem("hydra/launcher", choice, str(error), remedy)]) from error
         except (AssertionError, NameError, TypeError, ValueError) as error:
-            problem = Problem("hydra.launcher", ..., f"is rejected by submitit: {error}")
-            raise ConfigError([problem]) from error
+            fault = f"is rejected by submitit: {error}"
+            raise ConfigError([Problem("hydra.launcher", ..., fault)]) from error
         return executor
 
-    def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
+    def begin(self, groups: Groups, since: float) -> Sequence[Any]:
         tasks = [SubmittedTask(plans, since, {}) for plans in groups]
         # Processes that are started here inherit the environment, and Slurm's tasks get a copy.
         variable = os.environ.get("OMP_NUM_THREADS")
@@ -316,14 +317,14 @@ class SubmititJobs(TaskLauncher):
         except (OSError, RuntimeError) as error:  # of `sbatch`, whose last line says why
             lines = str(error).strip().splitlines() or [type(error).__name__]
             fault = f"could not be submitted: {lines[-1]}"
-            problem = Problem("hydra.launcher", ..., fault, "change its parameters")
-            raise ConfigError([problem]) from error
+            remedy = "change its parameters"
+            raise ConfigError([Problem("hydra.launcher", ..., fault, remedy)]) from error
         finally:
             del os.environ["OMP_NUM_THREADS"]
             if variable is not None:
                 os.environ["OMP_NUM_THREADS"] = variable
 
-    def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
+    def ended(self, running: RunningTasks) -> Sequence[Any]:
         time.sleep(self.poll_seconds)
         ended = []
         for task, plans in running.items():
@@ -372,7 +373,7 @@ class LocalJobs(SubmititJobs):
     def tasks_at_a_time(self) -> int:
         return self.max_in_flight or max(1, num_cores() // self.num_threads)
 
-    def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
+    def begin(self, groups: Groups, since: float) -> Sequence[Any]:
         """Start processes that ignore Ctrl-C, which the terminal sends to all of them.
 
         submitit would otherwise kill their jobs a second later. Children inherit that a signal is
@@ -438,8 +439,9 @@ class SlurmJobs(SubmititJobs):
         task_ids = [task.job_id for task in running]
         for option in ("--state=PENDING", "--signal=USR1"):
             with suppress(OSError):
-                command = ["scancel", option, *task_ids]
-                subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
+                subprocess.run(
+                    ["scancel", option, *task_ids], check=False, stderr=subprocess.DEVNULL
+                )
         running[0].get_info(mode="force")  # updates submitit's states of all tasks
 
 
@@ -450,12 +452,13 @@ def _too_few(key: str, requested: float, available: float) -> Problem | None:
     return rule(is_enough, f"hydra.launcher.{key}", requested, fault)
 
 
-def build_submitit_launcher(node: Mapping[str, Any], cls: type[SubmititJobs]) -> SubmititJobs:
-    """Return the launcher of class `cls` that the config's node `hydra.launcher` describes.
+def build_submitit_launcher(node: Mapping[str, Any]) -> SubmititJobs:
+    """Return the launcher `LocalJobs` or `SlurmJobs` that the config's `hydra.launcher` describes.
 
-    Keys that are fields of `cls` become its fields. All others become `parameters` for submitit.
-    Raises `ConfigError`.
+    Keys that are fields of the class become its fields. All others become `parameters` for
+    submitit. Raises `ConfigError`.
     """
+    cls = SlurmJobs if node["_target_"] == SLURM else LocalJobs
     names = {parameter.name for parameter in fields(cls)} - {"parameters"}
     values: dict[str, Any] = {}
     submitit_parameters: dict[str, Any] = {}

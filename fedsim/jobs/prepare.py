@@ -14,13 +14,12 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.config.build import instantiate
 from fedsim.config.compose import check_rest, compose_jobs, outlined, search_path
-from fedsim.config.hydra_node import SUBMITIT_LAUNCHERS
+from fedsim.config.hydra_node import CHECKED_LAUNCHERS, SUBMITIT_LAUNCHERS
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.core.disk import space_problem
@@ -71,10 +70,8 @@ def check_all(
     node = jobs[0].launcher
     plans_left = plans_to_run(plans)
     folders_left = {plan.folder for plan in plans_left}
-    jobs_left = []
-    for job, plan in zip(jobs, plans, strict=True):
-        if plan.folder in folders_left:
-            jobs_left.append(job)
+    plans_of_jobs = zip(jobs, plans, strict=True)
+    jobs_left = [job for job, plan in plans_of_jobs if plan.folder in folders_left]
     check_rest(jobs_left, plans_left)
     launcher = build_launcher(node)
     # `dispatch` has imported this module if torchrun has started several ranks. It is not imported
@@ -92,16 +89,15 @@ def build_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
 
     Raises `ConfigError`.
     """
-    target = str(node.get("_target_"))
-    module_name, _, name = target.rpartition(".")
-    if not module_name.startswith("fedsim."):
+    target = node.get("_target_")
+    if target in SUBMITIT_LAUNCHERS:
+        from fedsim.jobs.launchers import build_submitit_launcher  # imports joblib
+
+        return build_submitit_launcher(node)
+    if target not in CHECKED_LAUNCHERS:
         return None
-    module = import_module(module_name)
-    cls = getattr(module, name)
-    if target in SUBMITIT_LAUNCHERS:  # their parameters may have any names
-        launcher: TaskLauncher = module.build_submitit_launcher(node, cls)
-        return launcher
-    return instantiate(node, cls, "hydra.launcher")
+    launcher: Any = instantiate(node, object, "hydra.launcher")
+    return launcher
 
 
 def check_files(plans: Iterable[Plan]) -> None:

@@ -31,6 +31,10 @@ from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import print_line
 
+Groups = Sequence[Sequence[Plan]]
+"""Groups of jobs. The jobs of a group train together in one task."""
+RunningTasks = Mapping[Any, Sequence[Plan]]
+"""The tasks that run, each with its group of jobs."""
 TAIL_BYTES = 2**18
 """The latest record of a job is looked for in this many bytes at the end of its records."""
 
@@ -71,18 +75,15 @@ class TaskLauncher(ABC):
         yield
 
     @abstractmethod
-    def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
+    def begin(self, groups: Groups, since: float) -> Sequence[Any]:
         """Start a task for each group of jobs, and return the tasks.
 
         `since` is when the overwriting of jobs began (`Overwriting.since`).
         """
 
     @abstractmethod
-    def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
-        """Wait some seconds at most, and return the tasks that have ended.
-
-        `running` has the jobs of each task.
-        """
+    def ended(self, running: RunningTasks) -> Sequence[Any]:
+        """Wait some seconds at most, and return the tasks of `running` that have ended."""
 
     @abstractmethod
     def outcomes(self, task: Any) -> Sequence[Outcome]:

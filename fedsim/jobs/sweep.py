@@ -49,11 +49,7 @@ It returns why the job is to stop there, or None.
 
 def plans_to_run(plans: Iterable[Plan]) -> list[Plan]:
     """Return the plans of runs that have not ended for good, or are to be overwritten."""
-    plans_left = []
-    for plan in plans:
-        if plan.settings.overwrite or not outcome_on_file(plan).final:
-            plans_left.append(plan)
-    return plans_left
+    return [plan for plan in plans if plan.settings.overwrite or not outcome_on_file(plan).final]
 
 
 @dataclass(eq=False)
@@ -80,11 +76,8 @@ class Attempts:
     @property
     def errors(self) -> list[FedsimError]:
         """The `FedsimError`s that kept jobs from their first round."""
-        errors = []
-        for outcome in self.ended.values():
-            if isinstance(outcome.cause, FedsimError):
-                errors.append(outcome.cause)
-        return errors
+        causes = [outcome.cause for outcome in self.ended.values()]
+        return [cause for cause in causes if isinstance(cause, FedsimError)]
 
     def run(self, plan: Plan, lane: "Lane | None" = None) -> Outcome:
         """Run a job unless it has ended, report how it ended, and return its outcome.
@@ -258,8 +251,7 @@ def _print_holders(held: dict[Path, Plan], printed: set[str]) -> None:
 
     The text of a `HeldError` names the folder and the process that holds it.
     """
-    texts = {str(HeldError(folder)) for folder in held}
-    new_texts = sorted(texts - printed)
+    new_texts = sorted({str(HeldError(folder)) for folder in held} - printed)
     printed.update(new_texts)
     for text in new_texts[:MAX_NAMED]:
         print_line(f"waiting for {text}")

@@ -101,10 +101,9 @@ def build_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
 
 
 def check_files(plans: Iterable[Plan]) -> None:
-    """Check the folders and source files of those `plans` that are to be run.
+    """Check that the results of runs still to come can be written, and that there is room for them.
 
-    Results can be written, and there is room for them. Source files of data can be read or fetched.
-    Raises `ConfigError`.
+    Also checks that source files of their data can be read or fetched. Raises `ConfigError`.
     """
     plans = plans_to_run(plans)
     for plan in plans:

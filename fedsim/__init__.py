@@ -22,16 +22,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fedsim.api.experiments import StopRun, compose, run_experiment, run_sweep
-    from fedsim.api.results import (
+    from fedsim.api.finished_runs import (
         Report,
-        RunFailedError,
-        RunResult,
-        SweepResult,
         load_ablations,
         load_report,
         load_rounds,
         load_runs,
     )
+    from fedsim.api.results import RunFailedError, RunResult, SweepResult
     from fedsim.core.record import Record
 
 __version__ = "0.1.0"
@@ -59,9 +57,10 @@ def __getattr__(name: str) -> "Any":
         return import_module("fedsim.flower")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fedsim.api import experiments, results
+    from fedsim.api import experiments, finished_runs, results
 
-    return getattr(experiments if hasattr(experiments, name) else results, name)
+    names = vars(finished_runs) | vars(results) | vars(experiments)
+    return names[name]
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 ablation."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,9 +14,9 @@ from fedsim.results.frames import runs_frame
 from fedsim.results.measures import BYTES, SAMPLES, is_recorded
 from fedsim.results.runs import Run
 
-TOTALS = {"bytes_total": BYTES, "samples_total": SAMPLES}
-"""Columns of rounds that add up quantities from the first round to this one."""
-OF_RUN = (
+RUNNING_TOTALS = {"bytes_total": BYTES, "samples_total": SAMPLES}
+"""Columns with a sum from round 1 to the row's round, and the fields of records that are summed."""
+SUMMARY_COLUMNS = (
     "final_accuracy",
     "last_accuracy",
     "best_accuracy",
@@ -29,34 +29,33 @@ OF_RUN = (
     "late_updates",
     "epsilon",
 )
-"""Values of summary.json that are columns of runs."""
+"""Values of summary.json that are columns, if the summary of a run has them."""
+
+
+def summaries_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return a row for each run, with the columns of `fedsim.load_runs`."""
+    rows = _first_columns(runs)
+    for run, row in zip(runs, rows, strict=True):
+        summary = run.summary
+        row.update({name: summary[name] for name in SUMMARY_COLUMNS if name in summary})
+        for name, value in (summary.get(CLIENT_ACCURACY) or {}).items():
+            row[f"{CLIENT_ACCURACY}_{name}"] = value
+        totals = summary.get("totals") or {}
+        row.update({name: totals[name] for name in TOTAL_FIELDS if name in totals})
+    return pd.DataFrame(rows)
 
 
 def rounds_frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row for each round of `runs`."""
+    """Return a row for each round of each run, with the columns of `fedsim.load_rounds`."""
     frames = []
-    for run, columns in zip(runs, _describe(runs), strict=True):
+    for run, columns in zip(runs, _first_columns(runs), strict=True):
         if records := run.records:
             frame = pd.DataFrame([columns | record for record in records])
-            for name, quantities in TOTALS.items():
+            for name, quantities in RUNNING_TOTALS.items():
                 if is_recorded([run], quantities):
                     frame[name] = frame[list(quantities)].sum(axis=1).cumsum()
             frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def summaries_frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row for each of `runs`."""
-    rows = []
-    for run, columns in zip(runs, _describe(runs), strict=True):
-        summary = run.summary
-        columns.update({name: summary[name] for name in OF_RUN if name in summary})
-        for name, value in (summary.get(CLIENT_ACCURACY) or {}).items():
-            columns[f"{CLIENT_ACCURACY}_{name}"] = value
-        totals = summary.get("totals") or {}
-        columns.update({name: totals[name] for name in TOTAL_FIELDS if name in totals})
-        rows.append(columns)
-    return pd.DataFrame(rows)
 
 
 def ablations_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -82,37 +81,55 @@ def ablations_frame(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _describe(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the columns that tell each run from others.
+def _first_columns(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the columns that distinguish each run from the others.
 
-    Config values are among them if runs with the same choices in their group differ in them.
+    These are the name of its folder, its status and seed, its choices, and the config values of
+    `_unexplained_keys`.
     """
     groups = sorted({group for run in runs for group in run.choices})
-    all_values = []
-    for run in runs:
-        values = {"code": run.code}
-        for key, value in leaves(run.config):
-            top = key.partition(".")[0]
-            is_told = top in IRRELEVANT_KEYS or top == "seed" or key.endswith("_target_")
-            if not is_told:
-                values[key] = value
-        all_values.append(values)
-    keys = dict.fromkeys(key for values in all_values for key in values)
-    differing = []
-    for key in keys:
-        parts = [group for group in groups if group.split("/")[0] == key.split(".")[0]]
-        texts: dict[tuple[str | None, ...], str] = {}
-        for run, values in zip(runs, all_values, strict=True):
-            text = json.dumps(values.get(key), default=str)
-            choices = tuple(run.choices.get(group) for group in parts)
-            if texts.setdefault(choices, text) != text:
-                differing.append(key)
-                break
+    values_of_runs = [_values(run) for run in runs]
+    keys = _unexplained_keys(runs, values_of_runs, groups)
     rows = []
-    for run, values in zip(runs, all_values, strict=True):
+    for run, values in zip(runs, values_of_runs, strict=True):
         row = {"run": run.folder.name, "status": run.status, "seed": run.seed}
         row.update({group: run.choices.get(group) for group in groups})
         row["dataset"] = run.dataset
-        row.update({key: values.get(key) for key in differing})
+        row.update({key: values.get(key) for key in keys})
         rows.append(row)
     return rows
+
+
+def _values(run: Run) -> dict[str, Any]:
+    """Return the config values of a run that can change its result, by dotted key, and its `code`.
+
+    The seed is left out, which has a column of its own, and so are classes, which choices name.
+    """
+    values = {"code": run.code}
+    for key, value in leaves(run.config):
+        is_irrelevant = key.partition(".")[0] in (*IRRELEVANT_KEYS, "seed")
+        if not is_irrelevant and not key.endswith("_target_"):
+            values[key] = value
+    return values
+
+
+def _unexplained_keys(
+    runs: Sequence[Run], values_of_runs: Sequence[Mapping[str, Any]], groups: Sequence[str]
+) -> list[str]:
+    """Return the keys in whose values some runs differ although they made the same choices.
+
+    Only the choices that set a value count: for `optimizer.lr`, those in the config groups
+    `optimizer` and `optimizer/schedule`.
+    """
+    unexplained = []
+    for key in dict.fromkeys(key for values in values_of_runs for key in values):
+        top = key.partition(".")[0]
+        setting_groups = [group for group in groups if group.partition("/")[0] == top]
+        texts_by_choices: dict[tuple[str | None, ...], set[str]] = {}
+        for run, values in zip(runs, values_of_runs, strict=True):
+            choices = tuple(run.choices.get(group) for group in setting_groups)
+            text = json.dumps(values.get(key), default=str)
+            texts_by_choices.setdefault(choices, set()).add(text)
+        if any(len(texts) > 1 for texts in texts_by_choices.values()):
+            unexplained.append(key)
+    return unexplained

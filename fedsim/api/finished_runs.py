@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from traceback import walk_stack
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -30,46 +30,38 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def _level_of_user() -> int:
-    """Return the `stacklevel` with which a caller's warning names the line that called fedsim."""
-    internal = (str(Path(fedsim.__file__).parent), functools.__file__)
-    level = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(internal):
-        level += 1
-        frame = frame.f_back
-    return level + 1
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """Runs that have ended, with methods and settings as `fedsim report` names them.
 
-    `folder` is that of their report, whose file report.yaml says how they are presented.
+    Attributes:
+        ended_runs: The runs as objects with arrays.
+        folder: The folder of their report, whose file report.yaml says how they are presented. None
+            if there is no such folder.
     """
 
-    found: Sequence[Run]
+    ended_runs: Sequence[Run]
     folder: Path | None = None
 
     @property
     def runs(self) -> pd.DataFrame:
         """A row for each run; columns as in `load_runs`."""
-        return summaries_frame(self.found)
+        return summaries_frame(self.ended_runs)
 
     @property
     def rounds(self) -> pd.DataFrame:
         """A row for each round of each run; columns as in `load_rounds`."""
-        return rounds_frame(self.found)
+        return rounds_frame(self.ended_runs)
 
     @cached_property
     def settings(self) -> dict[str, dict[str, list[Run]]]:
         """The finished runs by setting and method, as report.yaml selects, orders and names them. A
         single setting has the name ""."""
         settings: dict[str, dict[str, list[Run]]] = {}
-        frame, _ = self._arranged
+        frame, _ = self._frame_and_looks
         for setting, rows in by_setting(finished_rows(frame)).items():
-            lines = by(rows, "method")
-            settings[setting] = {method: list(line["run"]) for method, line in lines.items()}
+            methods = by(rows, "method").items()
+            settings[setting] = {method: list(line["run"]) for method, line in methods}
         return settings
 
     def plot(
@@ -91,7 +83,7 @@ class Report:
             (setting,) = settings
         text = f"must be one of {list(settings)}" if settings else "no run is finished"
         check(rule(setting in settings, "setting", setting, text))
-        _, looks = self._arranged
+        _, looks = self._frame_and_looks
         return plot_accuracy(settings[str(setting)], looks, x, axes, self.presentation)
 
     @cached_property
@@ -103,10 +95,10 @@ class Report:
 
     @cached_property
     def _frame(self) -> pd.DataFrame:
-        return runs_frame(self.found)
+        return runs_frame(self.ended_runs)
 
     @cached_property
-    def _arranged(self) -> tuple[pd.DataFrame, dict[str, Look]]:
+    def _frame_and_looks(self) -> tuple[pd.DataFrame, dict[str, Look]]:
         """The frame as report.yaml arranges it, and the looks of methods."""
         if self.presentation is None or self.folder is None:
             return Presentation().arrange(self._frame)
@@ -118,15 +110,62 @@ class Report:
 
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(self._frame["method"]))
-        return f"<Report of {len(self.found)} runs: {methods}; settings: {len(self.settings)}>"
+        num_runs = len(self.ended_runs)
+        return f"<Report of {num_runs} runs: {methods}; settings: {len(self.settings)}>"
+
+
+def _level_of_user() -> int:
+    """Return the `stacklevel` with which a caller's warning names the line that called fedsim."""
+    internal = (str(Path(fedsim.__file__).parent), functools.__file__)
+    level = 1
+    for frame, _ in walk_stack(sys._getframe(1)):
+        if not frame.f_code.co_filename.startswith(internal):
+            break
+        level += 1
+    return level
+
+
+def plot_accuracy(
+    lines: Mapping[str, list[Run]],
+    looks: Mapping[str, Look],
+    x: str,
+    axes: "Axes | None",
+    presentation: Presentation | None = None,
+) -> "Axes":
+    """Draw the test accuracy of the runs of each line against `x`, and return the axes.
+
+    The arguments are as in `Report.plot`; `looks` are by the names of the `lines`. Raises
+    `ConfigError` if `x` is unknown, if it was not recorded, or if a run has no rounds.
+    """
+    # Here: these import matplotlib.
+    from fedsim.report.accuracy_figures import draw_accuracy
+    from fedsim.report.drawing import style
+    from fedsim.report.layout import figure_size
+
+    runs = [run for members in lines.values() for run in members]
+    check(rule(x in AXES, "x", x, f"must be one of {', '.join(AXES)}"))
+    check(rule(all(run.rounds.num for run in runs), "x", x, "needs a run with rounds"))
+    is_known = is_recorded(runs, AXES[x].names)
+    check(rule(is_known, "x", x, "was not recorded in all of these runs"))
+    is_styled = presentation is not None and axes is None
+    choices = presentation or Presentation()
+    with style(choices.style, choices.inches) if is_styled else nullcontext():
+        if axes is None:
+            from matplotlib import pyplot  # here: it may open a window
+
+            size = figure_size() if is_styled else None
+            axes = pyplot.figure(figsize=size, layout="constrained").subplots()
+        draw_accuracy(lines, looks, x, axes, choices.log_x, choices.labels)
+    return axes
 
 
 def load_report(source: str | PathLike[str]) -> Report:
-    """Return the runs that `load_runs` takes as a report compares and presents them.
+    """Return a report on the runs of `load_runs(source)`, which names and presents them as `fedsim
+    report` does.
 
     Raises `FedsimError` as `load_runs` does, and if report.yaml of the runs' report is damaged.
 
-    fedsim.load_report("outputs/default").plot(x="bytes")
+        fedsim.load_report("outputs/default").plot(x="bytes")
     """
     report = Report(_read(source), report_folder(find_source(fspath(source))))
     _ = report.presentation  # raises an error in its file here
@@ -160,7 +199,7 @@ def load_runs(source: str | PathLike[str]) -> pd.DataFrame:
 
 
 def load_rounds(source: str | PathLike[str]) -> pd.DataFrame:
-    """Return a row for each round of the runs that `load_runs` takes, in order.
+    """Return a row for each round of the runs of `load_runs(source)`, in order.
 
     Columns:
 
@@ -180,45 +219,23 @@ def load_rounds(source: str | PathLike[str]) -> pd.DataFrame:
 
 
 def load_ablations(source: str | PathLike[str]) -> pd.DataFrame:
-    """Return the final accuracies of the runs that `load_runs` takes by one number or two in which
-    they differ.
+    """Return final accuracies by the values of numbers in the config, such as `optimizer.lr`.
 
-    A row is a point of a line or map. Columns: `keys` of the numbers; `setting` and `method` of the
-    line; `value`, and in a map `second_value`; `seeds`; `mean`, and `low` and `high` of its 95 %
-    interval; whether it is the `best` of its line; `p_value` of the difference to that at equal
-    seeds, corrected over the line (nan below three seeds).
+    The runs are those of `load_runs(source)`. A line has runs that differ in one number and in
+    seeds. A map has runs that differ in two. Each row is a point of a line or a map. Columns:
+
+    - `keys`: the names of the numbers; `value`, and in a map `second_value`;
+    - `setting` and `method` of the line or map;
+    - `seeds`: the number of runs; the `mean` of their final accuracies in [0, 1]; `low` and `high`
+      of its 95 % interval;
+    - `best`: whether the mean is the highest of the line or map;
+    - `p_value` of the difference from the best point at equal seeds, corrected over the line or
+      map; nan for the best point, and with fewer than three common seeds.
+
+    Raises `FedsimError` as `load_runs` does.
     """
     return ablations_frame(_read(source))
 
 
 def _read(source: str | PathLike[str]) -> list[Run]:
     return read_source(find_source(fspath(source)))
-
-
-def plot_accuracy(
-    lines: Mapping[str, list[Run]],
-    looks: Mapping[str, Any],
-    x: str,
-    axes: "Axes | None",
-    presentation: Presentation | None = None,
-) -> "Axes":
-    # Here: these import matplotlib.
-    from fedsim.report.accuracy_figures import draw_accuracy
-    from fedsim.report.drawing import style
-    from fedsim.report.layout import figure_size
-
-    runs = [run for members in lines.values() for run in members]
-    check(rule(x in AXES, "x", x, f"must be one of {', '.join(AXES)}"))
-    check(rule(all(run.rounds.num for run in runs), "x", x, "needs a run with rounds"))
-    is_known = is_recorded(runs, AXES[x].names)
-    check(rule(is_known, "x", x, "was not recorded in all of these runs"))
-    choices = presentation or Presentation()
-    is_styled = presentation is not None and axes is None
-    with style(choices.style, choices.inches) if is_styled else nullcontext():
-        if axes is None:
-            from matplotlib import pyplot  # here: it may open a window
-
-            size = figure_size() if is_styled else None
-            axes = pyplot.figure(figsize=size, layout="constrained").subplots()
-        draw_accuracy(lines, looks, x, axes, choices.log_x, choices.labels)
-    return axes

@@ -40,30 +40,37 @@ class TemporaryFolder:
 class RunResult:
     """A run that has ended.
 
-    `status` is `done`, `reached` (the accuracy `stop_at`), `diverged` (updates were nan or
-    infinite) or `interrupted` (a callback ended it; the same call resumes it). In a sweep it may
-    also be `failed`, `data` and `config` (rejected before round 1; `error` says why). `summary` is
-    what summary.json holds. `skipped` says that an earlier run with the same config is the result.
+    Attributes:
+        plan: The plan that was run.
+        status: `done`, `reached` (the accuracy `stop_at`), `diverged` (updates were nan or
+            infinite) or `interrupted` (a callback ended it; the same call resumes it). In a sweep
+            it may also be `failed`, `data` and `config` (rejected before round 1; `error` says
+            why).
+        summary: The content of summary.json.
+        skipped: Whether an earlier run with the same config is the result.
+        temporary_folder: The folder that contains `folder` until this object is deleted. None if
+            the files of the run are kept.
     """
 
     plan: Plan
     status: str
     summary: Mapping[str, Any]
     skipped: bool = False
-    place: TemporaryFolder | None = None
+    temporary_folder: TemporaryFolder | None = None
 
     @property
     def folder(self) -> Path:
+        """The folder with the files of the run."""
         return self.plan.folder
 
     @property
     def kept(self) -> bool:
-        """True if its files stay. Those of other runs are deleted with this object."""
-        return self.place is None
+        """Whether the files of the run are kept. Otherwise they are deleted with this object."""
+        return self.temporary_folder is None
 
     @property
     def error(self) -> str | None:
-        """Why it is not done, in words."""
+        """Why the run is not done, in words; None if it is."""
         return self.summary.get("error")
 
     @property
@@ -87,13 +94,14 @@ class RunResult:
 
     @cached_property
     def params(self) -> dict[str, Tensor] | None:
-        """The model after the last round, by name; None if the run has no end."""
+        """The parameters of the model after the last round, by name; None if the run did not reach
+        its end."""
         path = self.folder / MODEL
         return safetensors.torch.load_file(path) if path.is_file() else None
 
     @property
     def run(self) -> Run:
-        """The run as reports have it."""
+        """The run as an object with arrays, as reports use it."""
         summary = {"choices": dict(self.plan.choices), **self.summary, "status": self.status}
         return Run(self.folder, self.plan.config, summary)
 
@@ -115,8 +123,10 @@ class RunResult:
 
 
 class RunFailedError(FedsimError):
-    """A run failed, by the exception that is its `__cause__`. `result` is what there is of the
-    run."""
+    """An exception ended a run. It is the `__cause__` of this one.
+
+    `result` is the result of the rounds before it.
+    """
 
     def __init__(self, result: RunResult) -> None:
         super().__init__(f"{result.folder}: {result.error}")
@@ -124,7 +134,7 @@ class RunFailedError(FedsimError):
 
 
 class SweepResult(tuple[RunResult, ...]):
-    """The runs of a sweep, in the order of its experiments."""
+    """The results of the runs of a sweep, in the order of its experiments."""
 
     __slots__ = ()
 

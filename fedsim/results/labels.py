@@ -43,8 +43,8 @@ PRECISION = "engine.precision"
 Labels = dict[str, str]
 """The labels of a group: texts of choices by config group, and of config values by dotted key
 (`partition.alpha`)."""
-Texts = dict[str, str]
-"""Candidates for labels: every choice, or every config value, of a group. Keys as in `Labels`."""
+Candidates = dict[str, str]
+"""Candidates for labels of a group: choices or config values as text, with keys as in `Labels`."""
 
 
 def make_labels(runs: Sequence[Run]) -> list[Labels]:
@@ -57,26 +57,23 @@ def make_labels(runs: Sequence[Run]) -> list[Labels]:
     choices = [_choices(run) for run in runs]
     values = _values_as_text(configs)
     # 1. The main choices that differ.
-    labels = _main_labels(choices)
-    # 2. What distinguishes groups that have equal labels so far. The engine is last: it is a label
-    #    only if nothing else differs, since it does not change results beyond rounding errors.
-    for details in (
-        _parts_of_selectors(choices),
-        _named_choices(OTHER_CHOICES, choices, configs),
-        _without_engine(values),  # but with the precision
-        _named_choices(("engine",), choices, configs),
-        values,  # of the engine and the device, as all others are equal by now
-    ):
-        _distinguish(labels, details)
+    all_labels = _main_labels(choices)
+    # 2. What distinguishes groups that have equal labels so far. The engine is a label only if
+    #    nothing else differs, since it does not change results beyond rounding errors.
+    _distinguish(all_labels, _parts_of_selectors(choices))
+    _distinguish(all_labels, _named_choices(OTHER_CHOICES, choices, configs))
+    _distinguish(all_labels, _without_engine(values))
+    _distinguish(all_labels, _named_choices(["engine"], choices, configs))
+    _distinguish(all_labels, values)  # only those of the engine and the device still differ
     # 3. Settings have one name, whatever methods ran in them.
-    _complete_settings(labels, values)
+    _complete_settings(all_labels, values)
     # 4. The version of the user's code, if there are several, also where labels differ already.
-    _add_code_versions(labels, runs)
+    _add_code_versions(all_labels, runs)
     # 5. One order of keys.
-    keys = dict.fromkeys(key for label in labels for key in label)
+    keys = dict.fromkeys(key for labels in all_labels for key in labels)
     ordered = []
-    for label in labels:
-        ordered.append({key: printable(label[key]) for key in keys if key in label})
+    for labels in all_labels:
+        ordered.append({key: printable(labels[key]) for key in keys if key in labels})
     return ordered
 
 
@@ -87,7 +84,7 @@ def is_setting(key: str) -> bool:
 
 def is_value(key: str) -> bool:
     """Return whether a label is a config value, and not the choice of a config group."""
-    return not (key in (*MAIN_CHOICES, *OTHER_CHOICES, "engine") or "/" in key)
+    return key not in (*MAIN_CHOICES, *OTHER_CHOICES, "engine") and "/" not in key
 
 
 def show_labels(labels: Mapping[str, str]) -> str:
@@ -100,9 +97,14 @@ def show_labels(labels: Mapping[str, str]) -> str:
 
 def split_labels(labels: Mapping[str, str]) -> tuple[str, str]:
     """Return the labels of the setting, and those of the method in it, as texts."""
-    setting = {key: text for key, text in labels.items() if is_setting(key)}
-    method = {key: text for key, text in labels.items() if key not in setting}
+    method = _method_labels(labels)
+    setting = {key: text for key, text in labels.items() if key not in method}
     return show_labels(setting), show_labels(method)
+
+
+def _method_labels(labels: Mapping[str, str]) -> Labels:
+    """Return the labels that do not belong to the setting."""
+    return {key: text for key, text in labels.items() if not is_setting(key)}
 
 
 def sort_key(text: str) -> tuple[bool, list[str | float]]:
@@ -114,14 +116,14 @@ def sort_key(text: str) -> tuple[bool, list[str | float]]:
     return text != REFERENCE, parts
 
 
-def _choices(run: Run) -> Texts:
+def _choices(run: Run) -> Candidates:
     """Return the choices of a run. In config groups newer than the run it made the usual choice."""
     choices = NEW_GROUPS | dict(run.choices)
     choices["dataset"] = run.dataset or ""
     return choices
 
 
-def _values_as_text(configs: Sequence[Mapping[str, Any]]) -> list[Texts]:
+def _values_as_text(configs: Sequence[Mapping[str, Any]]) -> list[Candidates]:
     """Return the values of configs as text, and the precision also where it is not in the config.
 
     Where a key has equal numbers, such as 1 and 1.0, all have the text of the first.
@@ -137,7 +139,7 @@ def _values_as_text(configs: Sequence[Mapping[str, Any]]) -> list[Texts]:
     return rows
 
 
-def _without_engine(values: Sequence[Texts]) -> list[Texts]:
+def _without_engine(values: Sequence[Candidates]) -> list[Candidates]:
     """Return the values without those of engine and device, except the precision."""
     rows = []
     for texts in values:
@@ -149,32 +151,30 @@ def _without_engine(values: Sequence[Texts]) -> list[Texts]:
     return rows
 
 
-def _main_labels(choices: Sequence[Texts]) -> list[Labels]:
+def _main_labels(choices: Sequence[Candidates]) -> list[Labels]:
     """Return the `MAIN_CHOICES` that differ.
 
-    A cell is a combination of data set, partition and so on. If each cell has one choice in such a
-    config group, that choice is left out.
+    A cell is a combination of data set, partition and so on. The choices that it makes are left out
+    if cells differ.
     """
-    config_groups = []
-    for name in MAIN_CHOICES:
-        if len({chosen.get(name, "") for chosen in choices}) > 1:
+    config_groups: list[str] = []
+    for name in MAIN_CHOICES:  # the cell is the first
+        is_different = len({chosen.get(name, "") for chosen in choices}) > 1
+        is_made_by_cell = "cell" in config_groups and _is_made_by_cell(name, choices)
+        if is_different and not is_made_by_cell:
             config_groups.append(name)
-    if "cell" in config_groups:
-        config_groups = [
-            name for name in config_groups if name == "cell" or not _in_cell(name, choices)
-        ]
     return [{name: chosen.get(name) or MISSING for name in config_groups} for chosen in choices]
 
 
-def _in_cell(name: str, choices: Sequence[Texts]) -> bool:
-    """Return whether a config group belongs to the setting, as cells do, and each cell has one
-    choice in it."""
+def _is_made_by_cell(name: str, choices: Sequence[Candidates]) -> bool:
+    """Return whether the choice in a config group of the setting is the same wherever the cell is
+    the same."""
     cells = {chosen.get("cell") for chosen in choices}
     pairs = {(chosen.get("cell"), chosen.get(name)) for chosen in choices}
     return is_setting(name) and len(pairs) == len(cells)
 
 
-def _parts_of_selectors(choices: Sequence[Texts]) -> list[Texts]:
+def _parts_of_selectors(choices: Sequence[Candidates]) -> list[Candidates]:
     """Return the choices in config groups such as `selector/exploration`, of which selectors are
     made."""
     rows = []
@@ -185,15 +185,16 @@ def _parts_of_selectors(choices: Sequence[Texts]) -> list[Texts]:
 
 def _named_choices(
     config_groups: Sequence[str],
-    choices: Sequence[Texts],
+    choices: Sequence[Candidates],
     configs: Sequence[Mapping[str, Any]],
-) -> list[Texts]:
-    """Return the choices in some config groups.
+) -> list[Candidates]:
+    """Return the choices of each group of runs in some config groups.
 
     Choices with equal configs get the name of the first of them, so that they are no difference.
     """
+    names: dict[tuple[str, Hashable], str] = {}
     # `compared_config` turns an engine=auto that chose native into native. It gets this name, too.
-    names: dict[Hashable, str] = {("engine", config_key({"engine": NATIVE})): "native"}
+    names["engine", config_key({"engine": NATIVE})] = "native"
     rows = []
     for chosen, config in zip(choices, configs, strict=True):
         row = {}
@@ -205,62 +206,55 @@ def _named_choices(
     return rows
 
 
-def _distinguish(labels: Sequence[Labels], details: Sequence[Texts]) -> None:
-    """Make labels of those `details` that distinguish groups with equal labels, in place.
+def _distinguish(all_labels: Sequence[Labels], candidates: Sequence[Candidates]) -> None:
+    """Add the candidates that distinguish groups with equal labels to their labels, in place.
 
-    If a key distinguishes some groups of a method, all groups of the method get it as a label. A
-    method is here all groups whose labels before this call are equal, except those of the setting.
-    Otherwise the method would have another name in settings where it ran with one value only, and
-    comparisons over settings would miss it. For example, if gpfl ran with rho 1 and 2 in one
-    setting and only with 1 in another, the latter gets rho=1 as well.
+    If a key distinguishes some groups of a method, all groups of the method get it as a label. For
+    example, gpfl may have run with rho 1 and 2 in one setting and only with 1 in another. If it had
+    the label rho=1 only in the first, comparisons over settings would take it for two methods.
     """
-    methods = [_method_labels(label) for label in labels]
-    # 1. Groups with equal labels get the details in which they differ.
-    with_equal_labels: dict[Hashable, list[int]] = {}
-    for index, label in enumerate(labels):
-        with_equal_labels.setdefault(frozenset(label.items()), []).append(index)
-    for indices in with_equal_labels.values():
-        keys = {key for index in indices for key in details[index]}
+    methods = [frozenset(_method_labels(labels).items()) for labels in all_labels]
+    # 1. Groups with equal labels get the candidates in which they differ.
+    indices_by_labels: dict[Hashable, list[int]] = {}
+    for index, labels in enumerate(all_labels):
+        indices_by_labels.setdefault(frozenset(labels.items()), []).append(index)
+    for indices in indices_by_labels.values():
+        keys = {key for index in indices for key in candidates[index]}
         for key in sorted(keys):
-            texts = [details[index].get(key, MISSING) for index in indices]
+            texts = [candidates[index].get(key, MISSING) for index in indices]
             if len(set(texts)) > 1:
                 for index, text in zip(indices, texts, strict=True):
-                    labels[index][key] = text
-    # 2. All groups of a method get the keys that one of them has.
-    keys_of: dict[Hashable, dict[str, None]] = {}
-    for method, label in zip(methods, labels, strict=True):
-        method_keys = keys_of.setdefault(method, {})
-        method_keys.update((key, None) for key in label if not is_setting(key))
-    for method, label, texts_by_key in zip(methods, labels, details, strict=True):
-        for key in keys_of[method]:
-            label.setdefault(key, texts_by_key.get(key, MISSING))
+                    all_labels[index][key] = text
+    # 2. All groups of a method get the new keys of one of them. Before step 1, the labels of these
+    #    groups were equal, except those of the setting.
+    keys_by_method: dict[Hashable, Labels] = {}
+    for method, labels in zip(methods, all_labels, strict=True):
+        keys_by_method.setdefault(method, {}).update(_method_labels(labels))
+    for method, labels, texts_by_key in zip(methods, all_labels, candidates, strict=True):
+        for key in keys_by_method[method]:
+            labels.setdefault(key, texts_by_key.get(key, MISSING))
 
 
-def _method_labels(label: Labels) -> Hashable:
-    """Return the labels that name a method, in a hashable form."""
-    return frozenset(item for item in label.items() if not is_setting(item[0]))
-
-
-def _complete_settings(labels: Sequence[Labels], values: Sequence[Texts]) -> None:
-    """Let all groups have the config values of settings that label one of them, in place.
+def _complete_settings(all_labels: Sequence[Labels], values: Sequence[Candidates]) -> None:
+    """Give all groups the config values of settings that label one of them, in place.
 
     Otherwise a method that ran in one setting alone would seem to have a setting of its own. A
     group whose config does not have the key has no such label.
     """
-    keys = {key for label in labels for key in label if is_setting(key) and "." in key}
-    for label, texts in zip(labels, values, strict=True):
+    keys = {key for labels in all_labels for key in labels if is_setting(key) and "." in key}
+    for labels, texts in zip(all_labels, values, strict=True):
         for key in sorted(keys):
             if key in texts:
-                label[key] = texts[key]
+                labels[key] = texts[key]
             else:
-                label.pop(key, None)
+                labels.pop(key, None)
 
 
-def _add_code_versions(labels: Sequence[Labels], runs: Sequence[Run]) -> None:
+def _add_code_versions(all_labels: Sequence[Labels], runs: Sequence[Run]) -> None:
     """Add the version of the user's code, in place, where there are several versions of the same
     classes."""
     versions = {(str(run.own_classes), run.code) for run in runs}
     num_versions = Counter(classes for classes, _ in versions)
-    for label, run in zip(labels, runs, strict=True):
+    for labels, run in zip(all_labels, runs, strict=True):
         if num_versions[str(run.own_classes)] > 1:
-            label["code"] = str(run.code)
+            labels["code"] = str(run.code)

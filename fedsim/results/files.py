@@ -22,7 +22,6 @@ from filelock import FileLock, Timeout
 
 from fedsim.core.disk import (
     open_no_link,
-    open_regular,
     read_regular,
     remove_folder,
     sync_folder,
@@ -307,24 +306,6 @@ def save_model(folder: RunFolder, name: str, params: Mapping[str, Any]) -> None:
 
     on_cpu = {key: value.detach().cpu().contiguous() for key, value in params.items()}
     folder.write_bytes(name, safetensors.torch.save(on_cpu))
-
-
-MOST_OF_HEADER = 100_000_000
-"""Size limit in bytes of the JSON at the beginning of a file of safetensors, by its format."""
-
-
-def is_whole_model(path: Path) -> bool:
-    """Return whether a file of safetensors is as long as its header says. Raises OSError where it
-    cannot be read."""
-    with open_regular(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(length)) if length <= MOST_OF_HEADER else {}
-            header.pop("__metadata__", None)
-            end = max(tensor["data_offsets"][1] for tensor in header.values())
-            return bool(os.fstat(file.fileno()).st_size == 8 + length + end)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return False
 
 
 def json_ready(value: Any) -> Any:

@@ -4,13 +4,16 @@
 many times, so the files are read again only after they have changed.
 """
 
+import json
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedsim.results.files import MODEL, is_whole_model
+from fedsim.core.disk import open_regular
+from fedsim.results.files import MODEL
 from fedsim.results.reading import (
     CONFIG,
     METRICS,
@@ -34,6 +37,8 @@ SETTLED_SECONDS = 2.0
 
 A file that changes twice within one tick of the file system's clock keeps its signature.
 """
+MOST_OF_HEADER = 100_000_000
+"""Size limit in bytes of the JSON at the beginning of a file of safetensors, by its format."""
 
 
 def fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -69,3 +74,17 @@ def _signature(path: Path) -> Signature | None:
         stat = path.stat()
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
     return None
+
+
+def is_whole_model(path: Path) -> bool:
+    """Return whether a file of safetensors is as long as its header says. Raises OSError where it
+    cannot be read."""
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if length <= MOST_OF_HEADER else {}
+            header.pop("__metadata__", None)
+            end = max(tensor["data_offsets"][1] for tensor in header.values())
+            return bool(os.fstat(file.fileno()).st_size == 8 + length + end)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return False

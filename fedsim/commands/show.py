@@ -83,8 +83,7 @@ def status_of(plan: Plan) -> JobStatus:
     """Return the state of a job, from its lock and the files in its folder."""
     outcome = outcome_on_file(plan)
     if not files.is_free(plan.folder):
-        holder = files.HeldError(plan.folder).holder
-        return JobStatus("running", 0, holder or "another process")
+        return JobStatus("running", 0, files.holder_of(plan.folder) or "another process")
     if outcome.final and not plan.settings.overwrite:
         return JobStatus(outcome.status, int(outcome.summary["rounds"]))
     # A result that is to be overwritten stays until its replacement next to it is complete.

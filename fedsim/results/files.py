@@ -31,27 +31,28 @@ from fedsim.core.disk import (
 from fedsim.core.errors import FedsimError
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY
 
-ERROR = "error.txt"
-TRACE = "trace.jsonl"
-PARTITION = "partition.npz"
-CLIENTS = "clients.npz"
-IMPERFECT = "imperfect.json"
+ERROR = "error.txt"  # why a run could not begin
+TRACE = "trace.jsonl"  # what the selector itself writes about its rounds
+PARTITION = "partition.npz"  # who holds which training samples, and how many of each label
+CLIENTS = "clients.npz"  # the final model's accuracy on each client
+IMPERFECT = "imperfect.json"  # the ids of clients with wrong labels or false updates
 MODEL = "model.safetensors"
 NEWEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
-LOCKS = ".locks"
-TABLE = "metrics.csv"
+TABLE = "metrics.csv"  # what the tracker csv writes; the others write what follows
 TENSORBOARD = "tensorboard"
 WANDB = "wandb"
 WANDB_ID = "wandb.id"
 MLFLOW_ID = "mlflow.id"
+LOCKS = ".locks"
+"""The folder with the locks of runs, next to the runs' folders."""
 REPLACEMENTS = ".replacements"
-"""Folder next to the runs' folders: here `overwrite=true` makes a run, until it is complete and
-replaces the old one."""
-MOST_OF_HOLDER = 10_000
-"""Size limit in bytes of the file that says who holds a lock."""
-LOOK_SECONDS = 0.5
-"""Seconds for which a lock is tried, because a process that tests a lock holds it for a moment."""
+"""The folder in which `overwrite=true` makes a run until it is complete and replaces the old one.
+It is next to the runs' folders."""
+MAX_HOLDER_BYTES = 10_000
+"""Maximum size of the file that says who holds a lock."""
+LOCK_SECONDS = 0.5
+"""Time for which `owned` waits for a lock. A process that looks at a lock holds it for a moment."""
 
 
 class OutputError(FedsimError):
@@ -59,15 +60,11 @@ class OutputError(FedsimError):
 
 
 class HeldError(FedsimError):
-    """Another process is running this. `holder` says which one; empty if that is not known."""
+    """Another process holds the lock of a run's folder: it is running this run now."""
 
     def __init__(self, folder: Path) -> None:
-        self.holder = ""
-        with suppress(OSError, ValueError):
-            self.holder = read_regular(_beside(folder, "holder.txt"), MOST_OF_HOLDER).decode()
-        super().__init__(
-            f"{folder}: another process is running this now ({self.holder or 'unknown which'})"
-        )
+        holder = holder_of(folder) or "unknown which"
+        super().__init__(f"{folder}: another process is running this now ({holder})")
 
 
 class RunFolder:
@@ -84,6 +81,7 @@ class RunFolder:
         refuse_links(path)
         with _write_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
+            # The summary is the first: without it, the earlier run counts as unfinished.
             folder._delete(
                 SUMMARY,
                 NEWEST,
@@ -100,8 +98,12 @@ class RunFolder:
         return folder
 
     def reopen(self, lengths: Mapping[str, int]) -> None:
-        """Resume a run that has not ended: cut files of records to `lengths` (bytes), and delete
-        what is written when a run ends. A shorter file stays as it is."""
+        """Prepare the folder of a run that resumes.
+
+        Each file of records is cut to its length at the checkpoint: `lengths` has the numbers of
+        bytes by file name. A shorter file stays as it is. What is written when a run ends is
+        deleted, and what trackers wrote.
+        """
         refuse_links(self.path)
         with _write_errors_explained(self.path):
             self._delete(SUMMARY, MODEL, CLIENTS, ERROR)
@@ -112,8 +114,8 @@ class RunFolder:
                         file.truncate(min(lengths.get(name, 0), size))
 
     def _delete(self, *names: str) -> None:
-        """Delete files, what a killed process may have left, and what trackers wrote: they get the
-        rounds again."""
+        """Delete files in this order, then the temporary files of a killed process, and what
+        trackers wrote, which get all rounds again."""
         paths = [self.path / name for name in (*names, TABLE)]
         for path in (*paths, *self.path.glob("*.tmp")):
             path.unlink(missing_ok=True)
@@ -121,18 +123,18 @@ class RunFolder:
         remove_folder(self.path / TENSORBOARD)
 
     def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
-        """Append `record` as one JSON line to the file `name`, which survives a kill of the
-        process."""
+        """Append `record` as one JSON line to the file `name`. A process that is killed afterwards
+        does not lose the line."""
         path = self.path / name
         line = (json.dumps(json_ready(record)) + "\n").encode()
         with _write_errors_explained(path), open_no_link(path, "ab") as file:
-            end = file.tell()
+            length = file.tell()
             try:
-                written = file.write(line)
-                if written != len(line):
+                num_written = file.write(line)
+                if num_written != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                os.ftruncate(file.fileno(), end)
+                os.ftruncate(file.fileno(), length)
                 raise
 
     def sync_records(self) -> dict[str, int]:
@@ -140,18 +142,15 @@ class RunFolder:
         lengths = {}
         for name in (METRICS, TRACE):
             if (self.path / name).exists():
-                with (
-                    _write_errors_explained(self.path / name),
-                    open_no_link(self.path / name, "rb+") as file,
-                ):
+                path = self.path / name
+                with _write_errors_explained(path), open_no_link(path, "rb+") as file:
                     os.fsync(file.fileno())
                     lengths[name] = os.fstat(file.fileno()).st_size
         return lengths
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        self.write_text(
-            CONFIG, yaml.safe_dump(json_ready(config), sort_keys=False, allow_unicode=True)
-        )
+        text = yaml.safe_dump(json_ready(config), sort_keys=False, allow_unicode=True)
+        self.write_text(CONFIG, text)
 
     def write_error(self, config: Mapping[str, Any], text: str) -> None:
         """Write why a run could not begin, and its config. Other files of an earlier run stay."""
@@ -171,11 +170,10 @@ class RunFolder:
     def write_bytes(
         self, name: str, content: bytes | bytearray, keep_as: str | None = None
     ) -> None:
-        """Write a file. `keep_as` is a new name for the file that was there before."""
+        """Write a file. A file that is already there is replaced, or renamed to `keep_as`."""
+        kept_path = None if keep_as is None else self.path / keep_as
         with _write_errors_explained(self.path / name):
-            write_atomically(
-                self.path / name, content, None if keep_as is None else self.path / keep_as
-            )
+            write_atomically(self.path / name, content, kept_path)
 
     def rename(self, name: str, new: str) -> None:
         """Rename the file `name` to `new`, which it replaces."""
@@ -189,11 +187,10 @@ def replacement_of(folder: Path) -> Path:
 
 
 def replace_folder(folder: Path) -> None:
-    """Move the replacement of `folder`, whose lock is held, to its place. The old folder is deleted
-    last.
+    """Move the replacement of `folder` to its place, and then delete the old folder.
 
-    A process that is killed between the two renames leaves no `folder`, but both the old and the
-    new one.
+    The caller holds the lock of `folder`. A process that is killed between the two renames leaves
+    no `folder`, but both the old and the new one.
     """
     new = replacement_of(folder)
     old = folder.parent / REPLACEMENTS / f"{folder.name}.old"
@@ -220,11 +217,11 @@ def code_digits(summary: Mapping[str, Any]) -> str | None:
 
 
 def set_aside(folder: Path, code: str | None, new_code: str | None) -> Path:
-    """Move a result of other code next to the run's folder, whose lock is held, and return its new
-    folder.
+    """Move the result of other code out of a run's folder to one next to it, and return that one.
 
-    A result of the new code that was moved aside before takes its place. `code` and `new_code` are
-    their `code_digits`.
+    If a result of the new code was set aside earlier, it moves back into the run's folder. The
+    caller holds the lock of `folder`. `code` and `new_code` are the `code_digits` of the two
+    results.
     """
     aside = folder.with_name(f"{folder.name}-code-{code}")
     earlier = folder.with_name(f"{folder.name}-code-{new_code}")
@@ -250,7 +247,7 @@ def owned(folder: Path) -> Iterator[None]:
     with _write_errors_explained(_beside(folder, "lock")):
         (folder.parent / LOCKS).mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=LOOK_SECONDS)
+            lock.acquire(timeout=LOCK_SECONDS)
         except Timeout:
             raise HeldError(folder) from None
     try:
@@ -265,14 +262,20 @@ def owned(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def holder_of(folder: Path) -> str:
+    """Return which process holds the lock of a run's folder, in words; "" if that is not known."""
+    with suppress(OSError, ValueError):
+        return read_regular(_beside(folder, "holder.txt"), MAX_HOLDER_BYTES).decode()
+    return ""
+
+
 def refuse_links(folder: Path) -> None:
     """Raise `OutputError` if a run's folder is a link, or a folder next to it in which fedsim
     writes."""
     for place in (folder, folder.parent / LOCKS, folder.parent / REPLACEMENTS):
         if place.is_symlink():
-            raise OutputError(
-                f"output_dir: {place} is a link; remove it, or choose another output_dir"
-            )
+            text = f"output_dir: {place} is a link; remove it, or choose another output_dir"
+            raise OutputError(text)
 
 
 def is_free(folder: Path) -> bool:
@@ -289,11 +292,13 @@ def is_free(folder: Path) -> bool:
 
 
 def _beside(folder: Path, kind: str) -> Path:
+    """Return the path of a file about the lock of a run's folder: its `lock` or `holder.txt`."""
     return folder.parent / LOCKS / f"{folder.name}.{kind}"
 
 
 @contextmanager
 def _write_errors_explained(path: Path) -> Iterator[None]:
+    """Raise an OSError as an `OutputError` that explains why `path` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -309,12 +314,12 @@ def save_model(folder: RunFolder, name: str, params: Mapping[str, Any]) -> None:
 
 
 def json_ready(value: Any) -> Any:
-    """Return `value` as plain JSON types: NumPy and torch values, paths and tuples are converted;
-    nan and infinity become None."""
+    """Return `value` as plain JSON types. NumPy and torch values, paths, tuples and sets are
+    converted; nan and infinity become None."""
     if isinstance(value, Mapping):
-        return {str(k): json_ready(v) for k, v in value.items()}
+        return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [json_ready(v) for v in value]
+        return [json_ready(item) for item in value]
     if hasattr(value, "tolist"):
         return json_ready(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):

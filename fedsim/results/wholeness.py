@@ -37,8 +37,8 @@ SETTLED_SECONDS = 2.0
 
 A file that changes twice within one tick of the file system's clock keeps its signature.
 """
-MOST_OF_HEADER = 100_000_000
-"""Size limit in bytes of the JSON at the beginning of a file of safetensors, by its format."""
+HEADER_START, MAX_HEADER = 8, 100_000_000
+"""Format of safetensors: where the JSON of the header begins, and its maximum size, in bytes."""
 
 
 def fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -77,14 +77,18 @@ def _signature(path: Path) -> Signature | None:
 
 
 def is_whole_model(path: Path) -> bool:
-    """Return whether a file of safetensors is as long as its header says. Raises OSError where it
-    cannot be read."""
+    """Return whether a file of safetensors is as long as its header says.
+
+    Raises OSError if it cannot be read.
+    """
     with open_regular(path) as file:
-        length = int.from_bytes(file.read(8), "little")
+        header_size = int.from_bytes(file.read(HEADER_START), "little")
+        if header_size > MAX_HEADER:
+            return False
         try:
-            header = json.loads(file.read(length)) if length <= MOST_OF_HEADER else {}
+            header = json.loads(file.read(header_size))
             header.pop("__metadata__", None)
             end = max(tensor["data_offsets"][1] for tensor in header.values())
-            return bool(os.fstat(file.fileno()).st_size == 8 + length + end)
+            return bool(os.fstat(file.fileno()).st_size == HEADER_START + header_size + end)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False

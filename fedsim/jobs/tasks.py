@@ -26,7 +26,7 @@ from fedsim.core.disk import open_regular
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.parameters import Count, parameters
 from fedsim.jobs.sweep import Attempts, Lanes, plans_to_run
-from fedsim.results.reading import METRICS, OF_RECORD, DamagedError, has_kinds, parse_json
+from fedsim.results.reading import METRICS, RECORD_KINDS, DamagedError, has_kinds, parse_json
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import print_line
@@ -274,6 +274,6 @@ def latest_record(folder: Path) -> dict[str, Any]:
         # is being written.
         line = file.read(TAIL_BYTES).split(b"\n")[-2]
         record: dict[str, Any] = parse_json(line, METRICS)
-        if has_kinds(record, OF_RECORD) and {"round", "test_accuracy"} <= record.keys():
+        if has_kinds(record, RECORD_KINDS) and {"round", "test_accuracy"} <= record.keys():
             return record
     return {}

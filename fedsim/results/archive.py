@@ -35,7 +35,7 @@ from fedsim.results.reading import (
     LIST,
     NONE,
     NUMBER,
-    OF_RECORD,
+    RECORD_KINDS,
     TEXT,
     DamagedError,
     Kinds,
@@ -337,9 +337,9 @@ def _is_recorded(name: str, column: pa.ChunkedArray) -> bool:
     All runs of an archive share its columns. A column without any value was recorded by other runs
     alone, unless the field may be None.
     """
-    if name not in OF_RECORD:
+    if name not in RECORD_KINDS:
         return False
-    may_be_none = type(None) in OF_RECORD[name] and len(column) > 0
+    may_be_none = type(None) in RECORD_KINDS[name] and len(column) > 0
     return may_be_none or column.null_count < len(column)
 
 

@@ -151,7 +151,7 @@ Kinds = frozenset[type]
 """Types that a JSON value may have."""
 INT, NUMBER, TEXT = Kinds({int}), Kinds({int, float}), Kinds({str})
 LIST, MAPPING, NONE = Kinds({list}), Kinds({dict}), Kinds({type(None)})
-OF_CONFIG: Mapping[str, Kinds] = {
+CONFIG_KINDS: Mapping[str, Kinds] = {
     "seed": INT,
     "num_clients": INT,
     "num_rounds": INT,
@@ -162,7 +162,7 @@ OF_CONFIG: Mapping[str, Kinds] = {
     "final_window": INT | NONE,
 }
 """Types of the config values that fedsim reads. Keys may be missing."""
-OF_SUMMARY: Mapping[str, Kinds] = {
+SUMMARY_KINDS: Mapping[str, Kinds] = {
     "status": TEXT,
     "choices": MAPPING,
     "totals": MAPPING,
@@ -180,7 +180,7 @@ OF_SUMMARY: Mapping[str, Kinds] = {
     "last_accuracy": NUMBER | NONE,
 }
 """Types of the summary values that fedsim reads. Keys may be missing."""
-RECORDED = {
+REQUIRED_FIELDS = {
     "round",
     "selected",
     "test_accuracy",
@@ -192,7 +192,7 @@ RECORDED = {
 """Fields that every record has."""
 SMOOTHED = "smoothed_accuracy"
 """The name of the final accuracy in earlier versions. The earliest summaries lack it."""
-SHARE = re.compile("accuracy|ratio|coverage")
+SHARE_NAME = re.compile("accuracy|ratio|coverage")
 """Pattern in the names of fields that lie between 0 and 1."""
 
 
@@ -207,7 +207,7 @@ def _kinds_of(hint: Any) -> Kinds:
     return kinds
 
 
-OF_RECORD = {name: _kinds_of(hint) for name, hint in get_type_hints(Record).items()}
+RECORD_KINDS = {name: _kinds_of(hint) for name, hint in get_type_hints(Record).items()}
 """Types of each field of a record."""
 
 
@@ -227,7 +227,7 @@ def is_mapping_of(values: Any, kinds: Kinds) -> bool:
 def check_config(config: Any) -> dict[str, Any]:
     """Return a copy of `config`. Raises `DamagedError` if it cannot be the config of a run."""
     required = {"seed", "num_clients", "num_rounds"}
-    if not has_kinds(config, OF_CONFIG) or not config.keys() >= required:
+    if not has_kinds(config, CONFIG_KINDS) or not config.keys() >= required:
         raise DamagedError(f"{CONFIG} is not that of a run")
     return dict(config)
 
@@ -245,7 +245,7 @@ def check_summary(summary: Any) -> dict[str, Any]:
         if SMOOTHED in summary:
             summary["final_accuracy"] = summary.pop(SMOOTHED)
     is_sound = (
-        has_kinds(summary, OF_SUMMARY)
+        has_kinds(summary, SUMMARY_KINDS)
         and "status" in summary
         and is_mapping_of(summary.get("choices", {}), TEXT)
         and is_mapping_of(summary.get("totals", {}), NUMBER)
@@ -340,9 +340,9 @@ class Rounds:
         try:
             columns: dict[str, Floats] = {}
             for name, column in values.items():
-                if name not in OF_RECORD:
+                if name not in RECORD_KINDS:
                     continue
-                if list in OF_RECORD[name]:
+                if list in RECORD_KINDS[name]:
                     column = [None if ids is None else len(ids) for ids in column]
                 columns[name] = np.array(column, np.float64)
             selected = values.get("selected", ())
@@ -374,9 +374,9 @@ def check_kinds(kinds: Mapping[str, Kinds]) -> None:
     `kinds` has the types of the values of each field. No fields at all (no rounds) are sound, and
     unknown fields are ignored.
     """
-    missing = RECORDED - kinds.keys() if kinds else set()
+    missing = REQUIRED_FIELDS - kinds.keys() if kinds else set()
     for name in (*sorted(missing), *kinds):
-        if name in missing or not kinds[name] <= OF_RECORD.get(name, kinds[name]):
+        if name in missing or not kinds[name] <= RECORD_KINDS.get(name, kinds[name]):
             raise DamagedError(f"{METRICS} holds lines that are not records of rounds ({name})")
 
 
@@ -391,9 +391,9 @@ def check_rounds(rounds: Rounds, config: Mapping[str, Any], summary: Mapping[str
         raise DamagedError(f"{METRICS} has round {number:g} where round {place + 1} belongs")
     # 2. Values are in their ranges. nan is out of range for a field that must be measured.
     for name, column in columns.items():
-        known = column[~np.isnan(column)] if type(None) in OF_RECORD[name] else column
+        known = column[~np.isnan(column)] if type(None) in RECORD_KINDS[name] else column
         low = -sys.float_info.max if name.endswith("_loss") else 0.0
-        high = 1.0 if SHARE.search(name) else sys.float_info.max
+        high = 1.0 if SHARE_NAME.search(name) else sys.float_info.max
         if len(known) and not (known.min() >= low and known.max() <= high):
             raise DamagedError(f"{METRICS} has a {name} that is out of range")
     # 3. Clients and number of rounds are those of the config, and totals those of the summary.

@@ -1,9 +1,9 @@
 """Readers and checks of a run's files. A file that no run can have written raises `DamagedError`.
 
 Everything that reads results uses this file: reports, searches, resuming, the skipping of finished
-jobs. Files may come from other people, so that hostile ones are also rejected: huge, deeply nested,
-or with YAML aliases that multiply them. The file imports no pandas, so that finished jobs are
-skipped quickly.
+jobs. Files may come from other people. So hostile files are rejected, too: huge ones, deeply nested
+ones, and those with YAML aliases that multiply them. The module imports no pandas, so that finished
+jobs are skipped quickly.
 
 A record is the line of one round in metrics.jsonl. Its fields are those of `fedsim.core.record.
 Record`. Checks compare the types of JSON values (`Kinds`) with the annotations there.
@@ -14,7 +14,7 @@ import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -62,11 +62,11 @@ class DamagedError(FedsimError):
     exit_code = 3
 
 
-def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the bytes of a regular file of at most `most` bytes. Raises `DamagedError` if it
+def content_of(path: Path, max_bytes: int = MOST_BYTES) -> bytes:
+    """Return the bytes of a regular file of at most `max_bytes` bytes. Raises `DamagedError` if it
     cannot be read."""
     try:
-        return read_regular(path, most)
+        return read_regular(path, max_bytes)
     except OSError as error:
         raise DamagedError(f"{path.name} cannot be read ({error.strerror or error})") from error
 
@@ -190,10 +190,10 @@ REQUIRED_FIELDS = {
     "bytes_up",
 }
 """Fields that every record has."""
-SMOOTHED = "smoothed_accuracy"
-"""The name of the final accuracy in earlier versions. The earliest summaries lack it."""
 SHARE_NAME = re.compile("accuracy|ratio|coverage")
-"""Pattern in the names of fields that lie between 0 and 1."""
+"""A part of the names of fields that lie between 0 and 1."""
+UNSOUND = Kinds({object})
+"""The type of a list with other items than integers. No field of a record allows it."""
 
 
 def _kinds_of(hint: Any) -> Kinds:
@@ -233,17 +233,12 @@ def check_config(config: Any) -> dict[str, Any]:
 
 
 def check_summary(summary: Any) -> dict[str, Any]:
-    """Return a copy of `summary`. Raises `DamagedError` if it cannot be the summary of a run.
+    """Rename keys of earlier versions in `summary`, and return a copy of it.
 
-    Keys of earlier versions are renamed, also in `summary` itself: the final accuracy was called
-    `smoothed_accuracy`, and before that `final_accuracy` was the accuracy of the last round, which
-    is now `last_accuracy`.
+    Raises `DamagedError` if it cannot be the summary of a run.
     """
     if isinstance(summary, dict):
-        if "final_accuracy" in summary and "last_accuracy" not in summary:
-            summary["last_accuracy"] = summary.pop("final_accuracy")
-        if SMOOTHED in summary:
-            summary["final_accuracy"] = summary.pop(SMOOTHED)
+        _rename_earlier_keys(summary)
     is_sound = (
         has_kinds(summary, SUMMARY_KINDS)
         and "status" in summary
@@ -254,6 +249,18 @@ def check_summary(summary: Any) -> dict[str, Any]:
     if not is_sound:
         raise DamagedError(f"{SUMMARY} is not that of a run")
     return dict(summary)
+
+
+def _rename_earlier_keys(summary: dict[str, Any]) -> None:
+    """Rename keys of earlier versions in place.
+
+    There, `final_accuracy` was the accuracy of the last round. Later versions also had the mean
+    that is now the final accuracy, as `smoothed_accuracy`.
+    """
+    if "final_accuracy" in summary and "last_accuracy" not in summary:
+        summary["last_accuracy"] = summary.pop("final_accuracy")
+    if "smoothed_accuracy" in summary:
+        summary["final_accuracy"] = summary.pop("smoothed_accuracy")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -324,19 +331,8 @@ class Rounds:
     def of(cls, records: Sequence[Mapping[str, Any]]) -> "Rounds":
         """Return the arrays of records. Raises `DamagedError` if a value does not have the type of
         its field."""
-        # 1. The values by field. Records that lack a field have None there.
-        names = dict.fromkeys(chain.from_iterable(records))  # of all records, in their order
-        if records and not names:
-            raise DamagedError(
-                f"{METRICS} holds lines that are not records of rounds (they are empty)"
-            )
-        check_kinds(dict.fromkeys(names, Kinds()))  # so that itemgetter has several names
-        if not all(len(record) == len(names) for record in records):
-            records = [dict.fromkeys(names) | dict(record) for record in records]
-        rows = map(itemgetter(*names), records) if records else ()
-        values: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
+        values = _values_by_field(records)
         check_kinds({name: _kinds_in(column) for name, column in values.items()})
-        # 2. The arrays.
         try:
             columns: dict[str, Floats] = {}
             for name, column in values.items():
@@ -355,16 +351,32 @@ class Rounds:
         return cls(len(records), columns or defaultdict(lambda: np.empty(0)), chosen)
 
 
-def _kinds_in(column: Sequence[Any]) -> Kinds:
-    """Return the types of the values of a field.
+def _values_by_field(records: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
+    """Return the values of each field in all records; None where a record lacks the field.
 
-    A list with an item that is no integer adds the type text, which no field of lists allows.
+    Raises `DamagedError` if no record has a required field.
     """
+    if not records:
+        return {}
+    names = dict.fromkeys(chain.from_iterable(records))  # of all records, in their order
+    if not names:
+        raise _not_records("they are empty")
+    _check_required(names)
+    if not all(len(record) == len(names) for record in records):
+        records = [dict.fromkeys(names) | dict(record) for record in records]
+    values_of = itemgetter(*names)  # of a record, as a tuple: there are several required fields
+    columns = zip(*map(values_of, records), strict=True)
+    return dict(zip(names, columns, strict=True))
+
+
+def _kinds_in(column: Sequence[Any]) -> Kinds:
+    """Return the types of the values of a field; `UNSOUND` for lists with other items than
+    integers."""
     kinds = Kinds(map(type, column))
     if kinds <= LIST | NONE:
         ids = chain.from_iterable(filter(None, column))  # without None and empty lists
         if not INT.issuperset(map(type, ids)):
-            return kinds | TEXT
+            return UNSOUND
     return kinds
 
 
@@ -374,10 +386,21 @@ def check_kinds(kinds: Mapping[str, Kinds]) -> None:
     `kinds` has the types of the values of each field. No fields at all (no rounds) are sound, and
     unknown fields are ignored.
     """
-    missing = REQUIRED_FIELDS - kinds.keys() if kinds else set()
-    for name in (*sorted(missing), *kinds):
-        if name in missing or not kinds[name] <= RECORD_KINDS.get(name, kinds[name]):
-            raise DamagedError(f"{METRICS} holds lines that are not records of rounds ({name})")
+    if kinds:
+        _check_required(kinds)
+    for name, kinds_of_field in kinds.items():
+        if name in RECORD_KINDS and not kinds_of_field <= RECORD_KINDS[name]:
+            raise _not_records(name)
+
+
+def _check_required(names: Collection[str]) -> None:
+    """Raise `DamagedError` if a required field is not among the names of fields."""
+    if missing := REQUIRED_FIELDS.difference(names):
+        raise _not_records(min(missing))
+
+
+def _not_records(reason: str) -> DamagedError:
+    return DamagedError(f"{METRICS} holds lines that are not records of rounds ({reason})")
 
 
 def check_rounds(rounds: Rounds, config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
@@ -441,7 +464,7 @@ def _check_agreement(expected: Mapping[str, float | None], summary: Mapping[str,
     for key, value in expected.items():
         recorded = summary.get(key)
         if value is None or not isinstance(recorded, int | float):
-            is_equal = value is recorded  # equal only if both are None
+            is_equal = value is None and recorded is None
         else:
             is_equal = math.isclose(value, recorded, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
         if not is_equal:

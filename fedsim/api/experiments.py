@@ -26,7 +26,7 @@ from fedsim.jobs.progress import Progress
 from fedsim.jobs.sweep import Attempts, Lanes
 from fedsim.running.assembly import forget
 from fedsim.running.experiment import execute
-from fedsim.running.outcome import Watch, outcome_on_file
+from fedsim.running.outcome import Outcome, Watch, outcome_on_file
 from fedsim.tracking.tables import print_line
 
 Words = Sequence[str]
@@ -67,7 +67,8 @@ def compose(
     >>> [plan.settings.seed for plan in compose(["selector=oort", "seed=0,1"])]
     [0, 1]
     """
-    is_words = not isinstance(overrides, str) and all(isinstance(w, str) for w in overrides)
+    is_list = not isinstance(overrides, str)
+    is_words = is_list and all(isinstance(word, str) for word in overrides)
     text = "must be a list of words such as 'selector=oort'"
     remedy = "run_experiment runs a Plan, run_sweep a list"
     check(rule(is_words, "overrides", ..., text, remedy))
@@ -153,20 +154,37 @@ def run_sweep(
         raise ConfigError([Problem("experiments", [], "has no experiment", remedy)])
     text, remedy = "must be an integer >= 1, or None", "it is the number of runs trained together"
     check(rule(lanes is None or (type(lanes) is int and lanes >= 1), "lanes", lanes, text, remedy))
-    # 1. Compose the plans, and choose their folders.
     plans_by_folder = {plan.folder: plan for plan in _composed(experiments, config_dir, parts)}
     placed = _with_folders(list(plans_by_folder.values()), keep)
-    _make_ready([plan for plan, _ in placed])
-    # 2. Leave out of an overwriting what a stopped call has replaced, and prepare the display.
-    overwriting = Overwriting([plan for plan, _ in placed])
-    plans = [overwriting.without_replaced(plan) for plan, _ in placed]
+    plans = [plan for plan, _ in placed]
+    _make_ready(plans)
+    outcomes = _run_all(plans, lanes, on_round)
+    results = []
+    for plan, temporary in placed:
+        outcome = outcomes.get(plan.folder) or outcome_on_file(plan)
+        results.append(RunResult(plan, outcome.status, outcome.summary, outcome.skipped, temporary))
+    return SweepResult(results)
+
+
+def _run_all(
+    plans: Sequence[Plan], lanes: int | None, on_round: OnRoundOf | None
+) -> Mapping[Path, Outcome]:
+    """Run plans as `run_sweep` does, and return their outcomes by folder.
+
+    An error of `on_round` is raised when no run is in progress.
+    """
+    # 1. An earlier call may have stopped while it overwrote results. Those that it has replaced are
+    #    not run again.
+    overwriting = Overwriting(plans)
+    plans = [overwriting.without_replaced(plan) for plan in plans]
+    # 2. The display, if a plan has it.
     progress = Progress(plans)
     screen = None
     if any(map(has_console, plans)):
         screen = Narration(plans, _display_overrides(plans), (), progress)
         if overwriting.notice:
             print_line(overwriting.notice)
-    # 3. Run the plans. An error of the callback ends the sweep when no run is in progress.
+    # 3. The runs. Those that other processes hold come last, when these have ended.
     callback = _Callback(on_round)
     attempts = Attempts(progress, screen, callback, overwriting)
     with overwriting.noted():
@@ -177,15 +195,9 @@ def run_sweep(
         else:
             Lanes(max_lanes=lanes).run(attempts, plans)
             callback.raise_error()
-        # Runs that other processes held come last, when these have ended.
         attempts.run_held(attempts.run_in_turn)
         callback.raise_error()
-    # 4. Return the results.
-    results = []
-    for plan, temporary in placed:
-        outcome = attempts.ended.get(plan.folder) or outcome_on_file(plan)
-        results.append(RunResult(plan, outcome.status, outcome.summary, outcome.skipped, temporary))
-    return SweepResult(results)
+    return attempts.ended
 
 
 def _composed(
@@ -256,10 +268,10 @@ class _CallbackWatch(Watch):
 def _with_folders(
     plans: Sequence[Plan], keep: bool | None
 ) -> list[tuple[Plan, TemporaryFolder | None]]:
-    """Return each plan with the folder in which it will run, as `keep` says (`run_experiment`).
+    """Return each plan with the folder in which it will run, and the temporary folder around it.
 
-    The second of a pair is the temporary folder that contains it, None if its files are kept.
-    Raises `ConfigError` if files that must be temporary are to be kept.
+    The latter is None if the files are kept. `keep` is as in `run_experiment`. Raises `ConfigError`
+    if it is True and the files of a plan must be temporary.
     """
     lasting = [is_lasting(plan) for plan in plans]
     if keep and not all(lasting):
@@ -282,9 +294,9 @@ def _with_folders(
 
 
 def _make_ready(plans: Sequence[Plan]) -> None:
-    """Check that `plans` can write their folders and read their data (`check_files`).
+    """Check that the plans can write their folders and read their data (`check_files`).
 
-    If one of them overwrites, forget the data in memory, so that they are read again. Raises
+    If a plan overwrites, forget the data in memory, so that all plans read them again. Raises
     `ConfigError`.
     """
     check_files(plans)

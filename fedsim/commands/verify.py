@@ -37,8 +37,8 @@ COMPARED = [
     for field in fields(Record)
     if not field.name.startswith("seconds_") and field.name not in ("wall_seconds", "learning_rate")
 ]
-"""The fields of a record that are compared: all but measured seconds, and but the learning rate,
-which follows from the config and which earlier versions did not record."""
+"""Fields of a record that are compared: all except measured seconds and the learning rate. The
+latter follows from the config, and earlier versions did not record it."""
 FOLDER_VARIABLES = {"data_dir": "FEDSIM_DATA", "cache_dir": "FEDSIM_CACHE"}
 """Folders of the machine, which archives leave out, and the variables that name them."""
 FIXED_KEYS = set(IRRELEVANT_KEYS) - set(FOLDER_VARIABLES)
@@ -50,18 +50,18 @@ DATA_REMEDY = (
 
 
 def run(words: Sequence[str]) -> int:
-    """Compare runs with their repetitions.
+    """Repeat runs, and print whether each repetition is equal.
 
-    Returns 0 if all are equal, 1 if one differs or is damaged, and the code of a signal that ends
-    it.
+    Returns 0 if all are equal, 1 if one differs or is damaged, and a signal's exit code if a signal
+    ends the command.
     """
     options = _parser().parse_intermixed_args(words)
     if options.runs < 1:
         raise MistakeError(f"--runs {options.runs}: must be at least 1")
     changed = changed_values(options.words)
     damaged: list[str] = []
-    all_runs = _read(options.folder, options.output_dir, damaged)
-    runs = _runnable_here(all_runs, changed)
+    runs = _read(options.folder, options.output_dir, damaged)
+    runs = _runnable_here(runs, changed)
     for text in damaged:
         print(text)
     size = len(runs) if options.all else min(options.runs, len(runs))
@@ -71,18 +71,16 @@ def run(words: Sequence[str]) -> int:
         plans = [plan_of(run, changed, f"{folder}/{n}") for n, run in enumerate(sample)]
         for number, (run, plan) in enumerate(zip(sample, plans, strict=True), 1):
             print(f"{number}/{len(sample)} {printable(str(run.folder))}", flush=True)
-            try:
-                outcome = execute(plan)
-            except DataError as error:
-                raise DataError(f"{run.folder}: {error}\n    {DATA_REMEDY}") from error
-            repetition = Run(plan.folder, plan.config, outcome.summary)
-            if repetition.status in STOP_CODES:
+            repetition = _repeat(run, plan)
+            if repetition.status in STOP_CODES:  # a signal has stopped it
                 return STOP_CODES[repetition.status]
             lines = differences(run, repetition)
-            num_equal += not lines
+            if not lines:
+                num_equal += 1
+                lines = [f"equal, {len(run.records)} rounds"]
             if modules := changed_since(run.summary, plan.config):
                 print(f"    the code of {modules} has changed since", flush=True)
-            for line in lines or [f"equal, {len(run.records)} rounds"]:
+            for line in lines:
                 print(f"    {printable(line)}", flush=True)
     note = f"; {len(damaged)} are damaged and left out" if damaged else ""
     print(f"{num_equal} of {len(sample)} equal; {len(runs)} runs in {options.folder}{note}")
@@ -112,10 +110,10 @@ def _parser() -> ArgumentParser:
 
 
 def changed_values(words: Sequence[str]) -> dict[str, Any]:
-    """Return the values that overrides give to keys.
+    """Return the values of overrides by key.
 
-    Raises `ConfigError` for keys that say where or how often results are written: a run could then
-    be compared with itself.
+    Raises `ConfigError` for keys that say where or how often results are written, because a run
+    might then be compared with itself.
     """
     values: dict[str, Any] = {}
     for override in parse(words):
@@ -130,7 +128,8 @@ def changed_values(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _read(name: str, output_dir: Path, damaged: list[str]) -> list[Run]:
-    """Return the ended runs below a folder or in an archive, and add texts on damaged ones.
+    """Return the ended runs below a folder or in an archive, and add texts on damaged ones to
+    `damaged`.
 
     Raises `MistakeError` if there are none.
     """
@@ -146,7 +145,8 @@ def _read(name: str, output_dir: Path, damaged: list[str]) -> list[Run]:
 
 
 def _runnable_here(runs: list[Run], changed: Mapping[str, Any]) -> list[Run]:
-    """Leave out the runs of a GPU if there is none, unless the device is `changed`.
+    """Return the runs that can run here: those of a GPU only if there is one, or if `changed` has a
+    device.
 
     Raises `MistakeError` if no run is left.
     """
@@ -162,7 +162,8 @@ def _runnable_here(runs: list[Run], changed: Mapping[str, Any]) -> list[Run]:
 
 
 def spread(runs: Sequence[Run], number: int) -> list[Run]:
-    """Return `number` runs: the quickest of each selector, then the second quickest of each, ..."""
+    """Return `number` runs: the quickest of each selector, then the second quickest of each, and so
+    on."""
     by_selector: dict[str | None, list[Run]] = {}
     for run in sorted(runs, key=lambda run: float(run.summary.get("wall_seconds") or 0)):
         by_selector.setdefault(run.choices.get("selector"), []).append(run)
@@ -175,12 +176,13 @@ def spread(runs: Sequence[Run], number: int) -> list[Run]:
 def plan_of(run: Run, changed: Mapping[str, Any], folder: str) -> Plan:
     """Return the plan of a repetition of `run` below `folder`, with the values that are `changed`.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` if the changed config is not that of a run.
     """
+    # Each line may replace values of the lines above it.
     config: dict[str, Any] = {key: environ.get(name) for key, name in FOLDER_VARIABLES.items()}
     config.update(run.config)
     if (run.summary.get("environment") or {}).get("device") == "cpu":
-        config["device"] = "cpu"
+        config["device"] = "cpu"  # otherwise `auto` could mean a GPU here
     config.update(output_dir=folder, overwrite=False, tracker={})
     config["checkpoint"] = {"every": None, "other_code": False}
     for key, value in changed.items():
@@ -191,8 +193,20 @@ def plan_of(run: Run, changed: Mapping[str, Any], folder: str) -> Plan:
     return make_plan(config, run.choices)
 
 
+def _repeat(run: Run, plan: Plan) -> Run:
+    """Return the run of a plan that repeats `run`. Raises `DataError` if its data are missing."""
+    try:
+        outcome = execute(plan)
+    except DataError as error:
+        raise DataError(f"{run.folder}: {error}\n    {DATA_REMEDY}") from error
+    return Run(plan.folder, plan.config, outcome.summary)
+
+
 def differences(run: Run, repetition: Run) -> list[str]:
-    """Return how a repetition differs from its run, and what differs in the environment."""
+    """Return how a repetition differs from its run, and what differs in the environment, as lines.
+
+    There is no line if they are equal.
+    """
     difference = _first_difference(run, repetition)
     if difference is None:
         return []
@@ -206,37 +220,53 @@ def differences(run: Run, repetition: Run) -> list[str]:
 
 
 def _first_difference(run: Run, repetition: Run) -> str | None:
-    """Return the first difference in words: before round 1, in a round, or in the outcome."""
+    """Return the first difference in words: before round 1, in a round, or in the outcome.
+
+    None if there is none. A repetition that failed before round 1 differs in the outcome only.
+    """
     outcome = None
     if run.status != repetition.status:
         error = repetition.summary.get("error")
         outcome = f"{run.status}, now {repetition.status}: {error}"
         if not repetition.records:
             return outcome
-    was = run.summary.get("initial_accuracy")
-    now = repetition.summary.get("initial_accuracy")
-    if was != now:
-        return f"differs before round 1: initial_accuracy {was}, now {now}"
-    single = _single_precision(run)
+    old_accuracy = run.summary.get("initial_accuracy")
+    new_accuracy = repetition.summary.get("initial_accuracy")
+    if old_accuracy != new_accuracy:
+        return f"differs before round 1: initial_accuracy {old_accuracy}, now {new_accuracy}"
+    single_fields = _single_precision(run)
     for number, (old, new) in enumerate(zip_longest(run.records, repetition.records), 1):
         if old is None or new is None:
-            state = "not recorded" if old is None else "missing now"
-            difference = f"differs from round {number} on: it is {state}"
-            return difference if outcome is None else f"{difference}; {outcome}"
-        texts = []
-        for name in COMPARED:
-            was, now = old.get(name), new.get(name)
-            if name in single and was is not None and now is not None:
-                now = float(np.float32(now))
-            if was != now and not (run.archived and was is None):  # archives may lack fields
-                texts.append(name if isinstance(was, list) else f"{name} {was}, now {now}")
+            texts = ["it is not recorded" if old is None else "it is missing now"]
+            if outcome is not None:
+                texts.append(outcome)
+        else:
+            texts = _differing_fields(run, old, new, single_fields)
         if texts:
             return f"differs from round {number} on: {'; '.join(texts)}"
     return outcome
 
 
+def _differing_fields(
+    run: Run, old: Mapping[str, Any], new: Mapping[str, Any], single_fields: set[str]
+) -> list[str]:
+    """Return the names of fields in which a record of `run` and its repetition differ, with the two
+    values if they are short."""
+    texts = []
+    for name in COMPARED:
+        was, now = old.get(name), new.get(name)
+        if run.archived and was is None:
+            continue  # archives may lack fields
+        if name in single_fields and now is not None:
+            now = float(np.float32(now))
+        if was != now:
+            texts.append(name if isinstance(was, list) else f"{name} {was}, now {now}")
+    return texts
+
+
 def _single_precision(run: Run) -> set[str]:
-    """Return the fields that the archive of a run holds in single precision; none of a folder."""
+    """Return the fields that a run's archive holds in single precision; none for a run of a
+    folder."""
     if not run.archived:
         return set()
     return {field.name for field in run.archived["rows"].schema if field.type == pa.float32()}

@@ -230,3 +230,13 @@ def test_a_run_that_ended_early_has_no_rounds_left(capsys: pytest.CaptureFixture
     (folder,) = Path("outputs/default").glob("*-s0-*")
     down = 4 * (read_summary(folder) or {})["totals"]["bytes_down"]
     assert f"cost about {show_bytes(down)} down, " in page
+
+
+def test_a_run_that_diverged_in_round_1_tells_no_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    explodes = [*QUICK, "optimizer.lr=1e30"]
+    run_jobs([*explodes, "seed=0"])
+    capsys.readouterr()
+    assert show(["-m", *explodes, "seed=0,1"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "diverged 0/4" in page
+    assert "cost not known until one of the jobs is done" in page

@@ -262,12 +262,12 @@ def _totals(shown: Sequence[ShownJob]) -> str:
         ("jobs", f"{len(shown)}: {counts}"),
         ("rounds", f"{rounds_left:,} to run of {rounds:,}"),
     ]
-    ended = [job.plan for job in shown if job.has_ended]
-    if not ended:
-        rows.append(("cost", "not known until one of the jobs is done"))
-    elif len(ended) < len(shown):
-        summaries = [outcome_on_file(plan).summary for plan in ended]
-        rows.append(("cost", _cost(summaries, rounds_left)))
+    ended = [job for job in shown if job.has_ended]
+    if len(ended) < len(shown):
+        # A run that diverged in round 1 has no rounds.
+        summaries = [outcome_on_file(job.plan).summary for job in ended if job.status.round > 0]
+        text = "not known until one of the jobs is done"
+        rows.append(("cost", _cost(summaries, rounds_left) if summaries else text))
     return entries(rows, indent=0)
 
 

@@ -1,7 +1,7 @@
 """`fedsim show`: a dry run that prints the jobs of a command line, their states and their costs.
 
-It keeps no lock, and writes nothing but a picture: who holds which labels, if the words choose data
-or a partition. It estimates costs by the mean round of the jobs that are done.
+It takes no lock. It writes only a picture of who holds which labels, if the words choose data or a
+partition. It estimates costs by the mean round of the jobs that are done.
 """
 
 import json
@@ -33,15 +33,15 @@ from fedsim.tracking.tables import show_bytes, show_seconds
 
 MAX_SHOWN = 120
 """Maximum number of jobs in the table without `--all`."""
-OF_DIVISION = {"dataset", "partition"}
-"""Config groups that decide who holds which labels. A picture shows it if one is in the words."""
-IN_PICTURE = {*OF_DIVISION, "num_clients", "seed", "partition_seed", "server"}
-"""Keys that divisions of the data depend on."""
+DIVISION_GROUPS = {"dataset", "partition"}
+"""Config groups of the division of data. The picture is drawn if one of them is in the words."""
+DIVISION_KEYS = {*DIVISION_GROUPS, "num_clients", "seed", "partition_seed", "server"}
+"""First parts of the keys that decide who holds which labels: the division of the data."""
 PICTURE = "partitions"
-"""The name of the picture's files, as `fedsim.report.figures.labels_plot` calls them."""
+"""The name of the picture's files, which `labels_plot` gives them."""
 MAX_DIVISIONS = 6
-"""Maximum number of divisions in the picture."""
-IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "scale", "name")
+"""Maximum number of panels in the picture."""
+FOLDER_KEYS = ("dataset", "partition", "model", "selector", "seed", "preset", "scale", "name")
 """Keys that the name of a run's folder shows."""
 
 
@@ -63,10 +63,14 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class ShownJob:
-    """A job with its plan and its status."""
+    """A job with its plan and its status.
 
-    job: ComposedJob
+    `overrides` are all its words, and `own_overrides` those that some other job does not have.
+    """
+
     plan: Plan
+    overrides: Sequence[str]
+    own_overrides: Sequence[str]
     status: JobStatus
 
     @property
@@ -89,7 +93,8 @@ def status_of(plan: Plan) -> JobStatus:
     # A result that is to be overwritten stays until its replacement next to it is complete.
     folder = files.replacement_of(plan.folder) if outcome.final else plan.folder
     for name in (files.NEWEST, files.PREVIOUS):
-        if round := _round_of(folder / name, plan):
+        round = _round_of(folder / name, plan)
+        if round > 0:
             return JobStatus("partial", round)
     if outcome.final:
         return JobStatus("again", 0)
@@ -101,23 +106,30 @@ def status_of(plan: Plan) -> JobStatus:
 def _round_of(path: Path, plan: Plan) -> int:
     """Return the round of a checkpoint that the job would resume from; 0 if there is none."""
     try:
-        content = dict(header_of(checkpoint_content(path))["content"]["dict"])
+        encoded = header_of(checkpoint_content(path))["content"]
+        content = dict(encoded["dict"])  # a dictionary is encoded as its items
         if not content["overwrite"] and plan.settings.overwrite:
-            return 0
-        return int(dict(content["state"]["dict"])["round"])
+            return 0  # it is of the run that is to be overwritten
+        state = dict(content["state"]["dict"])
+        return int(state["round"])
     except Exception:  # a damaged file raises many exceptions; the run itself reports it
         return 0
 
 
 def run(words: Sequence[str]) -> int:
-    """Print what `fedsim WORDS` would do, and make the same checks. Raises the same errors.
+    """Print what `fedsim WORDS` would do. Raises the errors that it would raise before round 1.
 
-    The checks that take time come after the page and the picture, which needs no sound model.
+    The checks that take time come last, after the page and the picture. These are printed also if
+    another part of the config, such as the model, is wrong.
     """
     options, args = read_words(_parser(), words)
     jobs = compose_words(args)
     plans, _ = prepare(jobs)
-    shown = [ShownJob(job, plan, status_of(plan)) for job, plan in zip(jobs, plans, strict=True)]
+    common = set.intersection(*(set(job.overrides) for job in jobs))
+    shown = []
+    for job, plan in zip(jobs, plans, strict=True):
+        own_overrides = [word for word in job.overrides if word not in common]
+        shown.append(ShownJob(plan, job.overrides, own_overrides, status_of(plan)))
     if options.json:
         page = _json_page(shown)
     else:
@@ -125,11 +137,11 @@ def run(words: Sequence[str]) -> int:
         parts = [_preset(jobs[0], args.config_dir), _table(shown, max_shown), _totals(shown)]
         page = "\n\n".join(filter(None, parts))
     print(page, flush=True)
-    if not options.json and any(_first_part(word) in OF_DIVISION for word in args.overrides):
+    if not options.json and any(_first_part(word) in DIVISION_GROUPS for word in args.overrides):
         try:
-            _draw(jobs, plans)
+            _draw(shown)
         except Exception:
-            check_all(jobs, plans)  # it names all mistakes at once
+            check_all(jobs, plans)  # if configs are wrong, it raises all their mistakes at once
             raise
     check_all(jobs, plans)
     return 0
@@ -140,39 +152,32 @@ def _first_part(word: str) -> str:
     return re.split(r"[.=]", word)[0]
 
 
-def _draw(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:
+def _draw(shown: Sequence[ShownJob]) -> None:
     """Print and draw who holds which labels, with a panel for each division of the data.
 
-    Its title has the words in which it differs from others. Nothing is drawn if the data cannot be
-    read, and an earlier picture is deleted.
+    The title of a panel has the words in which its jobs differ from others. An earlier picture is
+    deleted. Nothing is drawn if data cannot be read.
     """
     from fedsim.report.client_figures import labels_plot  # these import matplotlib
     from fedsim.report.drawing import save, style
     from fedsim.running.assembly import Divider  # imports PyTorch
 
-    folder = plans[0].folder.parent / "show"
+    folder = shown[0].plan.folder.parent / "show"
     for file in folder.glob(f"{PICTURE}.*"):
         file.unlink()
-    common = set.intersection(*(set(job.overrides) for job in jobs))
     histograms: dict[str, Ints] = {}
     divider = Divider()
-    for job, plan in zip(jobs, plans, strict=True):
-        words = [word for word in job.overrides if _first_part(word) in IN_PICTURE]
-        title = " ".join(word for word in words if word not in common)
+    for job in shown:
+        title = " ".join(word for word in job.own_overrides if _first_part(word) in DIVISION_KEYS)
         if title in histograms or len(histograms) == MAX_DIVISIONS:
             continue
         try:
-            counts = divider.division_of(plan).histograms
+            histograms[title] = divider.division_of(job.plan).histograms
         except DataError as error:
             print(f"\n{wrap(f'no picture of who holds which labels: {error}')}")
             return
-        histograms[title] = counts
-        sizes, labels = np.sort(counts.sum(1)), np.sort((counts > 0).sum(1))
-        text = (
-            f"{title}: {len(counts)} clients hold {spanned(sizes[0], sizes[-1])} samples (median "
-            f"{np.median(sizes):g}) of {spanned(labels[0], labels[-1])} labels"
-        )
-        print(f"\n{wrap(text.removeprefix(': '))}")
+        text = _sizes_and_labels(histograms[title])
+        print(f"\n{wrap(f'{title}: {text}' if title else text)}")
     try:
         with style():
             save([labels_plot(histograms)], folder)
@@ -180,6 +185,16 @@ def _draw(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:
         raise files.OutputError(unwritable("output_dir", folder, error)) from error
     picture = folder / f"{PICTURE}.png"
     print(f"\n{wrap(f'who holds which labels: {picture} (also .pdf, .svg and .csv)')}")
+
+
+def _sizes_and_labels(histograms: Ints) -> str:
+    """Return in words how many samples and labels clients hold, by their `histograms` [N, C]."""
+    sizes = np.sort(histograms.sum(1))
+    labels = np.sort((histograms > 0).sum(1))
+    return (
+        f"{len(histograms)} clients hold {spanned(sizes[0], sizes[-1])} samples (median "
+        f"{np.median(sizes):g}) of {spanned(labels[0], labels[-1])} labels"
+    )
 
 
 def _parser() -> ArgumentParser:
@@ -200,42 +215,42 @@ def _parser() -> ArgumentParser:
 def _json_page(shown: Sequence[ShownJob]) -> str:
     content = []
     for job in shown:
-        content.append(
-            {
-                "folder": job.plan.folder,
-                "overrides": list(job.job.overrides),
-                "state": job.status.state,
-                "round": job.status.round,
-                "num_rounds": job.num_rounds,
-            }
-        )
+        row = {
+            "folder": job.plan.folder,
+            "overrides": job.overrides,
+            "state": job.status.state,
+            "round": job.status.round,
+            "num_rounds": job.num_rounds,
+        }
+        content.append(row)
     return json.dumps(content, indent=1, default=str)
 
 
 def _preset(job: ComposedJob, config_dir: str | None) -> str:
-    """Return what the preset of a job is; "" if it has none."""
+    """Return the head of the job's preset: its text, costs and data; "" if it has none."""
     name = job.choices.get("preset")
     if name is None:
         return ""
     catalogue = Catalogue(Path(config_dir) if config_dir else None)
     choice = catalogue.group("preset").choices[name]
     facts = [(key, choice.fields[key]) for key in ("cost", "data", "small") if key in choice.fields]
-    return "\n".join([f"preset={name}", wrap(choice.text, 2), *([entries(facts)] if facts else [])])
+    lines = [f"preset={name}", wrap(choice.text, 2)]
+    if facts:
+        lines.append(entries(facts))
+    return "\n".join(lines)
 
 
 def _table(shown: Sequence[ShownJob], max_shown: int) -> str:
     """Return one row for each job: its state, its round and its folder.
 
-    A line above a row shows the folder's parent and the words that the name does not show, if they
-    differ from those of the row before.
+    Lines above a row have the folder's parent, and the job's own words that the folder's name does
+    not show. They are left out if they are also above the row before.
     """
-    common = set.intersection(*(set(job.job.overrides) for job in shown))
     lines: list[str] = []
     heads_before: list[str] = []
     for job in shown[:max_shown]:
         heads = [wrap(f"in {job.plan.folder.parent}")]
-        words = [word for word in job.job.overrides if word not in common]
-        words = [word for word in words if word.partition("=")[0] not in IN_FOLDER]
+        words = [word for word in job.own_overrides if word.partition("=")[0] not in FOLDER_KEYS]
         if words:
             heads.append(wrap(", ".join(words)))
         lines += [line for line in heads if line not in heads_before]
@@ -251,7 +266,7 @@ def _table(shown: Sequence[ShownJob], max_shown: int) -> str:
 
 def _totals(shown: Sequence[ShownJob]) -> str:
     """Return the number of jobs by state, the rounds to run, and their estimated cost."""
-    rounds = sum(job.num_rounds for job in shown)
+    num_rounds = sum(job.num_rounds for job in shown)
     rounds_left = 0
     for job in shown:
         if not job.has_ended:
@@ -260,7 +275,7 @@ def _totals(shown: Sequence[ShownJob]) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     rows = [
         ("jobs", f"{len(shown)}: {counts}"),
-        ("rounds", f"{rounds_left:,} to run of {rounds:,}"),
+        ("rounds", f"{rounds_left:,} to run of {num_rounds:,}"),
     ]
     ended = [job for job in shown if job.has_ended]
     if len(ended) < len(shown):
@@ -271,11 +286,11 @@ def _totals(shown: Sequence[ShownJob]) -> str:
     return entries(rows, indent=0)
 
 
-def _cost(summaries: Sequence[Mapping[str, Any]], rounds: int) -> str:
-    """Return what so many `rounds` cost if they are like those of the finished runs."""
-    share = rounds / sum(summary["rounds"] for summary in summaries)
-    down = share * sum(summary["totals"]["bytes_down"] for summary in summaries)
-    up = share * sum(summary["totals"]["bytes_up"] for summary in summaries)
-    seconds = share * sum(summary["wall_seconds"] for summary in summaries)
+def _cost(summaries: Sequence[Mapping[str, Any]], num_rounds: int) -> str:
+    """Return what so many rounds cost if their mean is that of the runs with these `summaries`."""
+    ratio = num_rounds / sum(summary["rounds"] for summary in summaries)
+    down = ratio * sum(summary["totals"]["bytes_down"] for summary in summaries)
+    up = ratio * sum(summary["totals"]["bytes_up"] for summary in summaries)
+    seconds = ratio * sum(summary["wall_seconds"] for summary in summaries)
     text = f"about {show_bytes(down)} down, {show_bytes(up)} up, and {show_seconds(seconds)}"
     return f"{text} one after another, by the rounds of the jobs that are done"

@@ -22,19 +22,22 @@ from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.server_data import server_data, server_sees
 
 COMMENT = r".*?(?: #(.*(?:\n\s{8,}#.*)*))?$"
-"""The comment after a key, to the end of its line, and comments on the lines below it."""
+"""The rest of a line with its comment. Lines that continue the comment begin with 8 blanks or more.
+"""
 KEY = re.compile(rf"^(\w+):{COMMENT}", re.MULTILINE)
-"""A top-level key of a YAML file."""
+"""A top-level key of a YAML file: `lr: 0.1  # the learning rate of clients`."""
 GROUP = re.compile(
     rf"^\s*(?:#\s*)?-\s+(?:override\s+)?/?([\w/]+):\s*[\w.-]+{COMMENT}", re.MULTILINE
 )
-"""An entry of a defaults list."""
+"""An entry of a defaults list: `  - override /model: mlp  # the network that is trained`. An entry
+that is commented out counts, too."""
 INHERITED = ("source", "asks", "bytes", "samples", "needs")
-"""Fields that a choice has from the one that it builds on."""
+"""Fields that a choice inherits from its base."""
 
 
 def comments(text: str, pattern: re.Pattern[str]) -> dict[str, str]:
-    """Return the comments in a YAML file after its keys (`KEY`), or after its `GROUP` entries."""
+    """Return the comments in a YAML file by the names before them: keys (`KEY`) or groups
+    (`GROUP`)."""
     texts: dict[str, str] = {}
     for name, lines in pattern.findall(text):
         comment = " ".join(line.strip("# ") for line in lines.splitlines())
@@ -62,12 +65,16 @@ def docstring_of(target: str) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """A file of a config group.
+    """A choice of a config group: a file of the group's folder.
 
-    `base`: the choice of the same group that it builds on, if any. `text` and `fields`: what the
-    comment at the head of the file says. A selector has the fields `server`, the samples that its
-    class needs at the server, and `sees`, what the server must see of single clients. `comments`:
-    those after its keys and after its base's keys.
+    Attributes:
+        file: The file.
+        base: The choice of the same group that the file builds on, if any.
+        text: The prose of the comment at the head of the file.
+        fields: The fields of this comment. A selector, whose head has the field `asks`, also has
+            the fields `server`, the samples that its class needs at the server, and `sees`, what
+            the server must see of single clients.
+        comments: The comments after the keys of the file and of its base, by key.
     """
 
     file: ChoiceFile
@@ -99,12 +106,12 @@ class Choice:
 
     @property
     def bases(self) -> list[str]:
-        """The names of the choices that it builds on, directly or not."""
+        """The names of its base, of the base of this one, and so on."""
         return [] if self.base is None else [self.base.name, *self.base.bases]
 
     @property
     def target(self) -> str:
-        """The dotted path of its class; "" if it has none."""
+        """The dotted path of the choice's class; "" if it has none."""
         target = self.file.values.get("_target_")
         return target if isinstance(target, str) else ""
 
@@ -114,15 +121,16 @@ class Choice:
 
     @property
     def idea(self) -> str:
-        """The first sentence at the head of the file, or of its class's docstring."""
+        """The first sentence at the head of the file, or of the class's docstring."""
         paragraph = self.docstring.partition("\n\n")[0]
         return first_sentence(self.text or " ".join(paragraph.split()))
 
     @property
     def values(self) -> list[tuple[str, Any, str]]:
-        """The keys that it sets, as on the command line, each with its value and its comment.
+        """The keys of the file, as on the command line, each with its value and its comment.
 
-        In a preset, a mapping counts as several keys.
+        A file without a package, such as a preset, sets values anywhere in the config: its keys are
+        the dotted ones of its leaves.
         """
         values = dict(self.file.values)
         for key in ("_target_", "hydra", "small"):
@@ -134,12 +142,12 @@ class Choice:
 
     @property
     def small(self) -> Mapping[str, Any]:
-        """The values that `scale=small` changes."""
+        """The values that a preset has with `scale=small`, by key."""
         return self._mapping("small")
 
     @property
     def sweeps(self) -> Mapping[str, Any]:
-        """The values that it sweeps over."""
+        """The values that a preset sweeps over, by key."""
         return self._mapping("hydra", "sweeper", "params")
 
     def _mapping(self, *keys: str) -> Mapping[str, Any]:
@@ -151,14 +159,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Group:
-    """A folder of configs: its name, such as `selector/threshold`, its purpose, and its choices."""
+    """A config group: its name, such as `selector/threshold`, what is chosen in it, and its choices
+    by name."""
 
     name: str
     about: str
     choices: Mapping[str, Choice]
 
     def builds_on(self, name: str) -> list[Choice]:
-        """Return the choices that build on the choice `name`, directly or not."""
+        """Return the choices with the choice `name` among their bases."""
         return [choice for choice in self.choices.values() if name in choice.bases]
 
 
@@ -178,8 +187,10 @@ class Catalogue:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of the groups in the order of config.yaml, each followed by those inside of
-        it."""
+        """The names of the groups: top-level ones in the order of config.yaml, and then others.
+
+        The groups in the folder of a group come after it.
+        """
         order = list(self._abouts)
 
         def place(name: str) -> tuple[int, str]:
@@ -198,12 +209,17 @@ class Catalogue:
         return Group(name, self.about(name), choices)
 
     def about(self, name: str) -> str:
-        """Return what is chosen in a group; "" if no defaults list that names it says so."""
+        """Return what is chosen in a group, from the comment on it in a defaults list.
+
+        The list is that of config.yaml, or of a choice in the group around this one. The result is
+        "" if no list has such a comment.
+        """
         if name in self._abouts:
             return self._abouts[name]
         parent, _, leaf = name.rpartition("/")
-        for choice in self.files.names(parent) if parent else []:
-            text = comments(self.files.read(parent, choice).text, GROUP).get(leaf)
-            if text:
-                return text
+        choices = self.files.names(parent) if parent else []
+        for choice in choices:
+            abouts = comments(self.files.read(parent, choice).text, GROUP)
+            if leaf in abouts:
+                return abouts[leaf]
         return ""

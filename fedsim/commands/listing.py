@@ -21,15 +21,16 @@ SYMBOLS = (
     "bytes of a model, N: clients, K: selected, d: candidates, C: classes; a reported number is 4 "
     "bytes. PBFL is the code of GPFL's authors."
 )
-"""The symbols in the fields of selectors."""
+"""Explanation of the symbols in the fields of selectors."""
 PARENTS = {
     "selector/exploration": "selector=gpfl",
     "selector/sketch": "selector=pncs",
     "selector/threshold": "selector=fedabc server.public_samples=100",
     "selector/valuation": "selector=s_fedavg",
 }
-"""Words that choose a selector with the group."""
+"""Overrides that choose a selector with a part from this config group."""
 COST_FIELDS = {"asks", "bytes", "samples"}
+"""Fields that only choices with costs have, such as selectors."""
 FACTS = {
     "source": "",
     "asks": "asks ",
@@ -40,7 +41,7 @@ FACTS = {
     "needs": "needs ",
     "also": "also called ",
 }
-"""The fields that are shown in one line, and the word before each."""
+"""Fields that are shown in one line, each with the words before its value."""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -56,25 +57,33 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     catalogue = Catalogue(options.config_dir)
     content: dict[str, Any] = {}
-    if options.group is None:
+    pages = []
+    words = [] if options.group is None else [options.group, *options.choice]
+    pairs = find_everywhere(words, catalogue)
+    if not words:
         groups = [catalogue.group(name) for name in catalogue.names]
+        pages.append(groups_text(groups))
         for group in groups:
             content[group.name] = {"about": group.about, "choices": list(group.choices)}
-        page = groups_text(groups)
-    elif pairs := find_everywhere([options.group, *options.choice], catalogue):
+    elif pairs:
         for group, choice in pairs:
+            pages.append(details(choice, group))
             content[f"{group.name}={choice.name}"] = as_json(choice)
-        page = "\n\n".join(details(choice, group) for group, choice in pairs)
     else:
         group = catalogue.group(find_group(options.group, catalogue.names))
-        names = [catalogue.files.meant(group.name, name) for name in options.choice]
-        choices = [find_choice(name, group) for name in names]
-        for choice in choices or group.choices.values():
+        choices = list(group.choices.values())
+        if options.choice:
+            names = [catalogue.files.meant(group.name, name) for name in options.choice]
+            choices = [find_choice(name, group) for name in names]
+            pages += [details(choice, group) for choice in choices]
+        else:
+            pages.append(group_text(group))
+        for choice in choices:
             content[choice.name] = as_json(choice)
-        page = "\n\n".join(details(choice, group) for choice in choices) or group_text(group)
     if options.json:
-        page = json.dumps(content, indent=1, ensure_ascii=False, default=str)
-    print(page)
+        print(json.dumps(content, indent=1, ensure_ascii=False, default=str))
+    else:
+        print("\n\n".join(pages))
     return 0
 
 
@@ -83,12 +92,7 @@ def find_group(word: str, names: Iterable[str]) -> str:
 
     Raises `MistakeError` if there is none.
     """
-    groups: dict[str, str] = {}
-    for name in sorted(names, key=lambda name: name.count("/"), reverse=True):
-        for singular in (name, name.rpartition("/")[2]):
-            for form in ("", "s", "es"):
-                groups[singular + form] = name
-            groups[f"{singular.removesuffix('y')}ies"] = name
+    groups = _groups_by_word(names)
     word = word.lower()
     if word not in groups:
         close = nearest(word, groups)
@@ -97,31 +101,41 @@ def find_group(word: str, names: Iterable[str]) -> str:
     return groups[word]
 
 
-def find_everywhere(words: Sequence[str], catalogue: Catalogue) -> list[tuple[Group, Choice]]:
-    """Return the choices of all groups that `words` name, by a name of the literature if need be.
+def _groups_by_word(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of groups by the words for them."""
+    groups: dict[str, str] = {}
+    # Inner groups come first, so that an outer group with the same last part replaces them.
+    for name in sorted(names, key=lambda name: name.count("/"), reverse=True):
+        for singular in (name, name.rpartition("/")[2]):
+            for form in ("", "s", "es"):
+                groups[singular + form] = name
+            groups[f"{singular.removesuffix('y')}ies"] = name
+    return groups
 
-    Returns [] if the first word names a group, or if a word names nothing.
+
+def find_everywhere(words: Sequence[str], catalogue: Catalogue) -> list[tuple[Group, Choice]]:
+    """Return the choices that `words` name, from all groups.
+
+    A word that is the name of no choice may be another name of choices in the literature. Returns
+    [] if the first word names a group, or if a word names nothing.
     """
-    try:
-        find_group(words[0], catalogue.names)
-    except MistakeError:
-        groups = [catalogue.group(name) for name in catalogue.names]
-    else:
+    if not words or words[0].lower() in _groups_by_word(catalogue.names):
         return []
-    found: list[tuple[Group, Choice]] = []
+    pairs = []
+    for name in catalogue.names:
+        group = catalogue.group(name)
+        pairs += [(group, choice) for choice in group.choices.values()]
+    named = []
     for word in map(spelt, words):
-        named: list[tuple[Group, Choice]] = []
-        called: list[tuple[Group, Choice]] = []
-        for group in groups:
-            for choice in group.choices.values():
-                if spelt(choice.name) == word:
-                    named.append((group, choice))
+        matches = [(group, choice) for group, choice in pairs if spelt(choice.name) == word]
+        if not matches:
+            for group, choice in pairs:
                 if word in other_names(choice.fields):
-                    called.append((group, choice))
-        if not named and not called:
+                    matches.append((group, choice))
+        if not matches:
             return []
-        found += named or called
-    return found
+        named += matches
+    return named
 
 
 def find_choice(word: str, group: Group) -> Choice:
@@ -142,7 +156,8 @@ def groups_text(groups: Sequence[Group]) -> str:
 def group_text(group: Group) -> str:
     """Return a page with all choices of a group.
 
-    If they have costs, choices that build on another one are only named below it.
+    In a group whose choices have costs, a choice that builds on another one is only named below the
+    other.
     """
     choices = list(group.choices.values())
     has_costs = any(choice.fields.keys() & COST_FIELDS for choice in choices)
@@ -153,29 +168,31 @@ def group_text(group: Group) -> str:
     for choice in choices:
         lines.append(entry(choice.name, choice.idea, 2, column))
         if has_costs:
-            lines += [wrap(text, 6) for text in [_facts(choice)] if text]
+            if facts := _facts(choice):
+                lines.append(wrap(facts, 6))
             if variants := group.builds_on(choice.name):
                 lines.append(wrap(f"variants {', '.join(v.name for v in variants)}", 6))
         elif "also" in choice.fields:
             lines.append(wrap(f"also called {choice.fields['also']}", column))
-    parts = [f"{group.name}: {group.about}" if group.about else group.name, "\n".join(lines)]
+    title = f"{group.name}: {group.about}" if group.about else group.name
+    parts = [wrap(title), "\n".join(lines)]
     if has_costs:
         parts.append(wrap(SYMBOLS))
     usage = f"`fedsim list {group.name} NAME` has all about one, its values too."
     parts.append(wrap(f"Choose by {group.name}=NAME. {usage}"))
-    return "\n\n".join([wrap(parts[0]), *parts[1:]])
+    return "\n\n".join(parts)
 
 
 def _facts(choice: Choice) -> str:
-    """Return the source, the questions to clients, the samples at the server and the cost."""
+    """Return the `FACTS` of a choice in one line, without a source `none` and a server's
+    `nothing`."""
     texts = []
-    for key, word in FACTS.items():
-        text = choice.fields.get(key, "")
-        is_nothing = (key == "server" and text == "nothing") or (
-            key == "source" and text.startswith("none")
-        )
-        if text and not is_nothing:
-            texts.append(f"{word}{text}")
+    for key, words in FACTS.items():
+        text = choice.fields.get(key)
+        if not text or (key, text) == ("server", "nothing"):
+            continue
+        if key != "source" or not text.startswith("none"):
+            texts.append(f"{words}{text}")
     return " · ".join(texts)
 
 
@@ -227,7 +244,11 @@ def _filled(docstring: str) -> str:
 
 
 def _command(choice: Choice, group: Group) -> str:
-    """Return a command that makes the choice, without what has no default, such as a path."""
+    """Return a command that makes the choice.
+
+    It lacks values that the user must know, such as a path. But it has a number of samples where
+    the choice `needs` them.
+    """
     words = [*PARENTS.get(group.name, "").split(), f"{group.name}={choice.name}"]
     if "needs" in choice.fields:
         words.append(f"{choice.fields['needs']}=100")

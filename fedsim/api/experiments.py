@@ -117,12 +117,8 @@ def run_experiment(
         raise ConfigError([Problem("overrides", ..., text, "run_sweep runs several")])
     ((plan, temporary),) = _with_folders(plans, keep)
     _make_ready([plan])
-
-    def call_user(_: Plan, record: Record) -> bool | None:
-        return None if on_round is None else on_round(record)
-
-    callback = _Callback(call_user)
-    outcome = execute(plan, watch=_CallbackWatch(plan, callback))
+    callback = _Callback(on_round)
+    outcome = execute(plan, watch=_CallbackWatch(callback))
     callback.raise_error()
     result = RunResult(plan, outcome.status, outcome.summary, outcome.skipped, temporary)
     if outcome.status == "failed":
@@ -229,18 +225,19 @@ def _display_overrides(plans: Sequence[Plan]) -> list[list[str]]:
 
 
 class _Callback:
-    """A user's callback, whose answers and exceptions become reasons to end a run."""
+    """A user's `OnRound` or `OnRoundOf`, whose answers and exceptions become reasons to end a
+    run."""
 
-    def __init__(self, function: OnRoundOf | None) -> None:
+    def __init__(self, function: Callable[..., bool | None] | None) -> None:
         self._function = function
         self._error: Exception | None = None
 
-    def __call__(self, plan: Plan, record: Record) -> str | None:
-        """Call the callback after a round. Returns why the run ends, or None if it does not."""
+    def __call__(self, *values: Plan | Record) -> str | None:
+        """Call the function after a round. Returns why the run ends, or None if it does not."""
         if self._error is not None:  # raised in another lane
             return "ended with another run"
         try:
-            stop = self._function is not None and self._function(plan, record)
+            stop = self._function is not None and self._function(*values)
         except StopRun:
             stop = True
         except Exception as error:
@@ -255,14 +252,13 @@ class _Callback:
 
 
 class _CallbackWatch(Watch):
-    """A watch that calls the callback after each round of the single run of `plan`."""
+    """A watch that calls the callback after each round of a single run."""
 
-    def __init__(self, plan: Plan, callback: _Callback) -> None:
-        self._plan = plan
+    def __init__(self, callback: _Callback) -> None:
         self._callback = callback
 
     def round_ended(self, record: Record) -> str | None:
-        return self._callback(self._plan, record)
+        return self._callback(record)
 
 
 def _with_folders(

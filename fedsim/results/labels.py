@@ -7,7 +7,7 @@ a group ran. The others name its method.
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from fedsim.core.configs import leaves, short_names
@@ -60,9 +60,9 @@ def make_labels(runs: Sequence[Run]) -> list[Labels]:
     all_labels = _main_labels(choices)
     # 2. What distinguishes groups that have equal labels so far. The engine is a label only if
     #    nothing else differs, since it does not change results beyond rounding errors.
-    _distinguish(all_labels, _parts_of_selectors(choices))
+    _distinguish(all_labels, _only(choices, _is_part_of_selector))
     _distinguish(all_labels, _named_choices(OTHER_CHOICES, choices, configs))
-    _distinguish(all_labels, _without_engine(values))
+    _distinguish(all_labels, _only(values, _changes_results))
     _distinguish(all_labels, _named_choices(["engine"], choices, configs))
     _distinguish(all_labels, values)  # only those of the engine and the device still differ
     # 3. Settings have one name, whatever methods ran in them.
@@ -139,16 +139,22 @@ def _values_as_text(configs: Sequence[Mapping[str, Any]]) -> list[Candidates]:
     return rows
 
 
-def _without_engine(values: Sequence[Candidates]) -> list[Candidates]:
-    """Return the values without those of engine and device, except the precision."""
+def _only(candidates: Sequence[Candidates], is_wanted: Callable[[str], bool]) -> list[Candidates]:
+    """Return the candidates whose keys are wanted."""
     rows = []
-    for texts in values:
-        row = {}
-        for key, text in texts.items():
-            if key == PRECISION or key.partition(".")[0] not in ("engine", "device"):
-                row[key] = text
-        rows.append(row)
+    for texts in candidates:
+        rows.append({key: text for key, text in texts.items() if is_wanted(key)})
     return rows
+
+
+def _is_part_of_selector(key: str) -> bool:
+    """Return whether a key is a config group such as `selector/exploration`."""
+    return key.startswith("selector/")
+
+
+def _changes_results(key: str) -> bool:
+    """Return whether a config value can change results beyond rounding errors, by its key."""
+    return key == PRECISION or key.partition(".")[0] not in ("engine", "device")
 
 
 def _main_labels(choices: Sequence[Candidates]) -> list[Labels]:
@@ -172,15 +178,6 @@ def _is_made_by_cell(name: str, choices: Sequence[Candidates]) -> bool:
     cells = {chosen.get("cell") for chosen in choices}
     pairs = {(chosen.get("cell"), chosen.get(name)) for chosen in choices}
     return is_setting(name) and len(pairs) == len(cells)
-
-
-def _parts_of_selectors(choices: Sequence[Candidates]) -> list[Candidates]:
-    """Return the choices in config groups such as `selector/exploration`, of which selectors are
-    made."""
-    rows = []
-    for chosen in choices:
-        rows.append({key: text for key, text in chosen.items() if key.startswith("selector/")})
-    return rows
 
 
 def _named_choices(

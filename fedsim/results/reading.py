@@ -14,10 +14,9 @@ import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -331,7 +330,11 @@ class Rounds:
     def of(cls, records: Sequence[Mapping[str, Any]]) -> "Rounds":
         """Return the arrays of records. Raises `DamagedError` if a value does not have the type of
         its field."""
-        values = _values_by_field(records)
+        values: dict[str, list[Any]] = {}
+        for name in dict.fromkeys(chain.from_iterable(records)):  # the fields of all records
+            values[name] = [record.get(name) for record in records]
+        if records and not values:
+            raise _not_records("they are empty")
         check_kinds({name: _kinds_in(column) for name, column in values.items()})
         try:
             columns: dict[str, Floats] = {}
@@ -351,24 +354,6 @@ class Rounds:
         return cls(len(records), columns or defaultdict(lambda: np.empty(0)), chosen)
 
 
-def _values_by_field(records: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
-    """Return the values of each field in all records; None where a record lacks the field.
-
-    Raises `DamagedError` if no record has a required field.
-    """
-    if not records:
-        return {}
-    names = dict.fromkeys(chain.from_iterable(records))  # of all records, in their order
-    if not names:
-        raise _not_records("they are empty")
-    _check_required(names)
-    if not all(len(record) == len(names) for record in records):
-        records = [dict.fromkeys(names) | dict(record) for record in records]
-    values_of = itemgetter(*names)  # of a record, as a tuple: there are several required fields
-    columns = zip(*map(values_of, records), strict=True)
-    return dict(zip(names, columns, strict=True))
-
-
 def _kinds_in(column: Sequence[Any]) -> Kinds:
     """Return the types of the values of a field; `UNSOUND` for lists with other items than
     integers."""
@@ -386,17 +371,12 @@ def check_kinds(kinds: Mapping[str, Kinds]) -> None:
     `kinds` has the types of the values of each field. No fields at all (no rounds) are sound, and
     unknown fields are ignored.
     """
-    if kinds:
-        _check_required(kinds)
+    missing = REQUIRED_FIELDS - kinds.keys() if kinds else ()
+    if missing:
+        raise _not_records(min(missing))
     for name, kinds_of_field in kinds.items():
         if name in RECORD_KINDS and not kinds_of_field <= RECORD_KINDS[name]:
             raise _not_records(name)
-
-
-def _check_required(names: Collection[str]) -> None:
-    """Raise `DamagedError` if a required field is not among the names of fields."""
-    if missing := REQUIRED_FIELDS.difference(names):
-        raise _not_records(min(missing))
 
 
 def _not_records(reason: str) -> DamagedError:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.commands.catalogue import Catalogue
+from fedsim.commands.catalogue import Choice
 from fedsim.commands.layout import entries, wrap
 from fedsim.config.command_line import read_words
 from fedsim.config.job import ComposedJob
@@ -79,7 +79,7 @@ class ShownJob:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job is not run again. It may have ended before its last round."""
+        """True if the job is not run again. It may have ended before its last round."""
         return self.status.state in FINAL
 
 
@@ -134,7 +134,7 @@ def run(words: Sequence[str]) -> int:
         page = _json_page(shown)
     else:
         max_shown = len(shown) if options.all else MAX_SHOWN
-        parts = [_preset(jobs[0], args.config_dir), _table(shown, max_shown), _totals(shown)]
+        parts = [_preset(jobs[0]), _table(shown, max_shown), _totals(shown)]
         page = "\n\n".join(filter(None, parts))
     print(page, flush=True)
     if not options.json and any(_first_part(word) in DIVISION_GROUPS for word in args.overrides):
@@ -226,13 +226,12 @@ def _json_page(shown: Sequence[ShownJob]) -> str:
     return json.dumps(content, indent=1, default=str)
 
 
-def _preset(job: ComposedJob, config_dir: str | None) -> str:
+def _preset(job: ComposedJob) -> str:
     """Return the head of the job's preset: its text, costs and data; "" if it has none."""
     name = job.choices.get("preset")
     if name is None:
         return ""
-    catalogue = Catalogue(Path(config_dir) if config_dir else None)
-    choice = catalogue.group("preset").choices[name]
+    choice = Choice.of(job.files.read("preset", name))
     facts = [(key, choice.fields[key]) for key in ("cost", "data", "small") if key in choice.fields]
     lines = [f"preset={name}", wrap(choice.text, 2)]
     if facts:
@@ -267,20 +266,19 @@ def _table(shown: Sequence[ShownJob], max_shown: int) -> str:
 def _totals(shown: Sequence[ShownJob]) -> str:
     """Return the number of jobs by state, the rounds to run, and their estimated cost."""
     num_rounds = sum(job.num_rounds for job in shown)
-    rounds_left = 0
-    for job in shown:
-        if not job.has_ended:
-            rounds_left += max(job.num_rounds - job.status.round, 0)
+    jobs_left = [job for job in shown if not job.has_ended]
+    rounds_left = sum(max(job.num_rounds - job.status.round, 0) for job in jobs_left)
     states = Counter(job.status.state for job in shown)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     rows = [
         ("jobs", f"{len(shown)}: {counts}"),
         ("rounds", f"{rounds_left:,} to run of {num_rounds:,}"),
     ]
-    ended = [job for job in shown if job.has_ended]
-    if len(ended) < len(shown):
-        # A run that diverged in round 1 has no rounds.
-        summaries = [outcome_on_file(job.plan).summary for job in ended if job.status.round > 0]
+    if jobs_left:
+        summaries = []
+        for job in shown:
+            if job.has_ended and job.status.round > 0:  # it is 0 if the run diverged in round 1
+                summaries.append(outcome_on_file(job.plan).summary)
         text = "not known until one of the jobs is done"
         rows.append(("cost", _cost(summaries, rounds_left) if summaries else text))
     return entries(rows, indent=0)

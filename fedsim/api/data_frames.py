@@ -125,11 +125,9 @@ def _unexplained_keys(
     for key in dict.fromkeys(key for values in values_of_runs for key in values):
         top = key.partition(".")[0]
         setting_groups = [group for group in groups if group.partition("/")[0] == top]
-        texts_by_choices: dict[tuple[str | None, ...], set[str]] = {}
-        for run, values in zip(runs, values_of_runs, strict=True):
-            choices = tuple(run.choices.get(group) for group in setting_groups)
-            text = json.dumps(values.get(key), default=str)
-            texts_by_choices.setdefault(choices, set()).add(text)
-        if any(len(texts) > 1 for texts in texts_by_choices.values()):
+        choices = [tuple(map(run.choices.get, setting_groups)) for run in runs]
+        texts = [json.dumps(values.get(key), default=str) for values in values_of_runs]
+        pairs = set(zip(choices, texts, strict=True))
+        if len(pairs) > len(set(choices)):
             unexplained.append(key)
     return unexplained

@@ -17,7 +17,7 @@ from fedsim.api.parts import Part, check_overrides, is_lasting, with_parts
 from fedsim.api.results import RunFailedError, RunResult, SweepResult, TemporaryFolder
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.core.errors import Problem, check, rule
 from fedsim.core.record import Record
 from fedsim.jobs.narration import Narration, has_console
 from fedsim.jobs.overwriting import Overwriting
@@ -112,9 +112,8 @@ def run_experiment(
     """
     experiments = [experiment] if isinstance(experiment, Plan) else experiment
     plans = _composed(experiments, config_dir, parts)
-    if len(plans) > 1:
-        text = f"describes {len(plans)} experiments"
-        raise ConfigError([Problem("overrides", ..., text, "run_sweep runs several")])
+    text = f"describes {len(plans)} experiments"
+    check(rule(len(plans) == 1, "overrides", ..., text, "run_sweep runs several"))
     ((plan, temporary),) = _with_folders(plans, keep)
     _make_ready([plan])
     callback = _Callback(on_round)
@@ -145,9 +144,8 @@ def run_sweep(
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.runs[["selector", "seed", "final_accuracy"]]
     """
-    if not (experiments or parts):
-        remedy = "run_experiment() runs the default one"
-        raise ConfigError([Problem("experiments", [], "has no experiment", remedy)])
+    remedy = "run_experiment() runs the default one"
+    check(rule(bool(experiments or parts), "experiments", [], "has no experiment", remedy))
     text, remedy = "must be an integer >= 1, or None", "it is the number of runs trained together"
     check(rule(lanes is None or (type(lanes) is int and lanes >= 1), "lanes", lanes, text, remedy))
     plans_by_folder = {plan.folder: plan for plan in _composed(experiments, config_dir, parts)}
@@ -270,13 +268,11 @@ def _with_folders(
     if it is True and the files of a plan must be temporary.
     """
     lasting = [is_lasting(plan) for plan in plans]
-    if keep and not all(lasting):
-        text = (
-            "cannot be kept: no other process can import a class of a notebook, a script or a "
-            "function"
-        )
-        remedy = "move the class to a module, or leave keep out"
-        raise ConfigError([Problem("keep", True, text, remedy)])
+    text = (
+        "cannot be kept: no other process can import a class of a notebook, a script or a function"
+    )
+    remedy = "move the class to a module, or leave keep out"
+    check(rule(not keep or all(lasting), "keep", True, text, remedy))
     placed: list[tuple[Plan, TemporaryFolder | None]] = []
     temporary: TemporaryFolder | None = None
     for plan, can_last in zip(plans, lasting, strict=True):

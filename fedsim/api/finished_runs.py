@@ -100,10 +100,9 @@ class Report:
     @cached_property
     def _frame_and_looks(self) -> tuple[pd.DataFrame, dict[str, Look]]:
         """The frame as report.yaml arranges it, and the looks of methods."""
-        if self.presentation is None or self.folder is None:
-            return Presentation().arrange(self._frame)
-        path = self.folder / PRESENTATION_FILE
-        frame, looks, notes = self.presentation.arrange_stored(self._frame, path)
+        presentation = self.presentation or Presentation()
+        path = (self.folder or Path()) / PRESENTATION_FILE
+        frame, looks, notes = presentation.arrange_stored(self._frame, path)
         for note in notes:
             warnings.warn(note, stacklevel=_level_of_user())
         return frame, looks
@@ -167,7 +166,8 @@ def load_report(source: str | PathLike[str]) -> Report:
 
         fedsim.load_report("outputs/default").plot(x="bytes")
     """
-    report = Report(_read(source), report_folder(find_source(fspath(source))))
+    path = find_source(fspath(source))
+    report = Report(read_source(path), report_folder(path))
     _ = report.presentation  # raises an error in its file here
     return report
 

@@ -65,7 +65,7 @@ class RunResult:
 
     @property
     def kept(self) -> bool:
-        """Whether the files of the run are kept. Otherwise they are deleted with this object."""
+        """True if the files of the run are kept. Otherwise they are deleted with this object."""
         return self.temporary_folder is None
 
     @property

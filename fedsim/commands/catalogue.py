@@ -18,7 +18,7 @@ from fedsim.config.yaml_files import first_sentence, head_of
 from fedsim.core.configs import leaves
 from fedsim.core.declared_signals import declared_signals, tree_of
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import ConfigError, Problem
+from fedsim.core.errors import check, rule
 from fedsim.core.server_data import server_data, server_sees
 
 COMMENT = r".*?(?: #(.*(?:\n\s{8,}#.*)*))?$"
@@ -177,9 +177,8 @@ class Catalogue:
     def __init__(self, config_dir: Path | None = None) -> None:
         folders = [conf_dir()]
         if config_dir is not None:
-            if not config_dir.is_dir():
-                text = "must be an existing folder"
-                raise ConfigError([Problem("--config-dir", str(config_dir), text)])
+            text = "must be an existing folder"
+            check(rule(config_dir.is_dir(), "--config-dir", str(config_dir), text))
             folders.append(config_dir.resolve())
         self.files = ChoiceFiles(folders)
         config = (conf_dir() / "config.yaml").read_text(encoding="utf-8")
@@ -191,13 +190,9 @@ class Catalogue:
 
         The groups in the folder of a group come after it.
         """
-        order = list(self._abouts)
-
-        def place(name: str) -> tuple[int, str]:
-            top = name.partition("/")[0]
-            return (order.index(top) if top in order else len(order), name)
-
-        return sorted(self.files.groups, key=place)
+        places = {name: place for place, name in enumerate(self._abouts)}
+        groups = sorted(self.files.groups)
+        return sorted(groups, key=lambda name: places.get(name.partition("/")[0], len(places)))
 
     def group(self, name: str) -> Group:
         """Return the group `name` with all its choices.

@@ -71,14 +71,10 @@ def run(options: Namespace) -> int:
             content[f"{group.name}={choice.name}"] = as_json(choice)
     else:
         group = catalogue.group(find_group(options.group, catalogue.names))
-        choices = list(group.choices.values())
-        if options.choice:
-            names = [catalogue.files.meant(group.name, name) for name in options.choice]
-            choices = [find_choice(name, group) for name in names]
-            pages += [details(choice, group) for choice in choices]
-        else:
-            pages.append(group_text(group))
-        for choice in choices:
+        names = [catalogue.files.meant(group.name, name) for name in options.choice]
+        choices = [find_choice(name, group) for name in names]
+        pages = [details(choice, group) for choice in choices] or [group_text(group)]
+        for choice in choices or group.choices.values():
             content[choice.name] = as_json(choice)
     if options.json:
         print(json.dumps(content, indent=1, ensure_ascii=False, default=str))
@@ -125,17 +121,14 @@ def find_everywhere(words: Sequence[str], catalogue: Catalogue) -> list[tuple[Gr
     for name in catalogue.names:
         group = catalogue.group(name)
         pairs += [(group, choice) for choice in group.choices.values()]
-    named = []
+    matches = []
     for word in map(spelt, words):
-        matches = [(group, choice) for group, choice in pairs if spelt(choice.name) == word]
-        if not matches:
-            for group, choice in pairs:
-                if word in other_names(choice.fields):
-                    matches.append((group, choice))
-        if not matches:
+        named = [(group, choice) for group, choice in pairs if spelt(choice.name) == word]
+        called = [(group, choice) for group, choice in pairs if word in other_names(choice.fields)]
+        if not named and not called:
             return []
-        named += matches
-    return named
+        matches += named or called
+    return matches
 
 
 def find_choice(word: str, group: Group) -> Choice:

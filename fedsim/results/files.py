@@ -107,11 +107,10 @@ class RunFolder:
         refuse_links(self.path)
         with _write_errors_explained(self.path):
             self._delete(SUMMARY, MODEL, CLIENTS, ERROR)
-            for name in (METRICS, TRACE):
-                if (self.path / name).exists():
-                    with open_no_link(self.path / name, "rb+") as file:
-                        size = os.fstat(file.fileno()).st_size
-                        file.truncate(min(lengths.get(name, 0), size))
+            for path in self._files_of_records():
+                with open_no_link(path, "rb+") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    file.truncate(min(lengths.get(path.name, 0), size))
 
     def _delete(self, *names: str) -> None:
         """Delete files in this order, then the temporary files of a killed process, and what
@@ -140,13 +139,15 @@ class RunFolder:
     def sync_records(self) -> dict[str, int]:
         """Force the files of records to the disk, and return the number of bytes in each."""
         lengths = {}
-        for name in (METRICS, TRACE):
-            if (self.path / name).exists():
-                path = self.path / name
-                with _write_errors_explained(path), open_no_link(path, "rb+") as file:
-                    os.fsync(file.fileno())
-                    lengths[name] = os.fstat(file.fileno()).st_size
+        for path in self._files_of_records():
+            with _write_errors_explained(path), open_no_link(path, "rb+") as file:
+                os.fsync(file.fileno())
+                lengths[path.name] = os.fstat(file.fileno()).st_size
         return lengths
+
+    def _files_of_records(self) -> list[Path]:
+        paths = [self.path / METRICS, self.path / TRACE]
+        return [path for path in paths if path.exists()]
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         text = yaml.safe_dump(json_ready(config), sort_keys=False, allow_unicode=True)

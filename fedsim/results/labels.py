@@ -60,7 +60,7 @@ def make_labels(runs: Sequence[Run]) -> list[Labels]:
     all_labels = _main_labels(choices)
     # 2. What distinguishes groups that have equal labels so far. The engine is a label only if
     #    nothing else differs, since it does not change results beyond rounding errors.
-    _distinguish(all_labels, _only(choices, _is_part_of_selector))
+    _distinguish(all_labels, _only(choices, lambda key: key.startswith("selector/")))
     _distinguish(all_labels, _named_choices(OTHER_CHOICES, choices, configs))
     _distinguish(all_labels, _only(values, _changes_results))
     _distinguish(all_labels, _named_choices(["engine"], choices, configs))
@@ -145,11 +145,6 @@ def _only(candidates: Sequence[Candidates], is_wanted: Callable[[str], bool]) ->
     for texts in candidates:
         rows.append({key: text for key, text in texts.items() if is_wanted(key)})
     return rows
-
-
-def _is_part_of_selector(key: str) -> bool:
-    """Return whether a key is a config group such as `selector/exploration`."""
-    return key.startswith("selector/")
 
 
 def _changes_results(key: str) -> bool:

@@ -124,8 +124,8 @@ def _unexplained_keys(
     unexplained = []
     for key in dict.fromkeys(key for values in values_of_runs for key in values):
         top = key.partition(".")[0]
-        setting_groups = [group for group in groups if group.partition("/")[0] == top]
-        choices = [tuple(map(run.choices.get, setting_groups)) for run in runs]
+        groups_of_key = [group for group in groups if group.partition("/")[0] == top]
+        choices = [tuple(map(run.choices.get, groups_of_key)) for run in runs]
         texts = [json.dumps(values.get(key), default=str) for values in values_of_runs]
         pairs = set(zip(choices, texts, strict=True))
         if len(pairs) > len(set(choices)):

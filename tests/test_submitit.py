@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from fedsim.config.hydra_node import launcher_problems
+from fedsim.config.sources import load_plugins
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run
@@ -45,6 +46,7 @@ def node_of(name: str, /, **given: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["submitit_local", "submitit_slurm"])
 def test_commands_paths_and_words_that_are_not_plain_are_refused(name: str) -> None:
+    load_plugins()  # as every command does
     assert not launcher_problems(node_of(name))
     assert not launcher_problems(
         node_of(name, cpus_per_task=4, jobs_per_task=8, mem_per_gpu="8G", exclude="n[1-3]")

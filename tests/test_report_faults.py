@@ -414,8 +414,10 @@ def test_nasty_text_is_harmless_in_every_form() -> None:
         cells = list(csv.reader(io.StringIO(table.csv())))
         assert [len(row) for row in cells] == [3, 3]
         assert not any(cell[:1] in "=@+-" for row in cells for cell in row)
-        _, _, caption, label, begin, *body = table.latex().splitlines()
+        _, _, caption, label, box, begin, *body = table.latex().splitlines()
         assert (label, begin) == (r"\label{tab:x}", r"\begin{tabular}{llr}")
+        assert box.startswith(r"\resizebox{")
+        assert body[-2:] == [r"\end{tabular}}", r"\end{table}"]
         assert len(body) == 7  # three rules, two rows, and the ends of tabular and table
         assert "\\input" not in "".join([caption, *body])
         special = r"(?<!\\)[$&%#_^~]"

@@ -51,6 +51,8 @@ LATEX = str.maketrans(
     }
 )
 """How LaTeX writes characters that it would take for commands, or does not have."""
+SHRUNK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
+"""The beginning of a box that is as wide as its content, or as a line if that is narrower."""
 
 
 class Bold(str):
@@ -177,19 +179,22 @@ class Table:
 
     def latex(self) -> str:
         """Return a `table` with the rules of the package booktabs, whose caption is the title and
-        the note."""
+        the note. LaTeX shrinks it if it is wider than the text."""
         num_texts = min(self.num_names, len(self.shown.columns))  # numbers follow
         num_numbers = len(self.shown.columns) - num_texts
         note = self.full_note  # may begin with the name of a column, in lower case
         stop = ";" if note[:1].islower() else "."
         escaped = self.shown.rename(columns=_escape_latex).map(_escape_latex)
-        return escaped.style.hide(axis="index").to_latex(
+        text = escaped.style.hide(axis="index").to_latex(
             hrules=True,
             column_format="l" * num_texts + "r" * num_numbers,
             position_float="centering",
             caption=_escape_latex(f"{self.title.removesuffix('?')}{stop} {note}".strip()),
             label=f"tab:{self.name}",
         )
+        # Braces and backslashes of the cells are escaped: these are the table's own commands.
+        text = text.replace(r"\begin{tabular}", SHRUNK + r"\begin{tabular}")
+        return text.replace(r"\end{tabular}", r"\end{tabular}}")
 
     def csv(self) -> str:
         """Return all columns as CSV, also the empty ones."""

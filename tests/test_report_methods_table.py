@@ -168,12 +168,26 @@ def test_an_ablation_over_settings_prints_its_own_table_instead(
     assert (tmp_path / "report" / "methods.tex").exists()
 
 
-@pytest.mark.parametrize(("num_settings", "is_printed"), [(8, True), (9, False)])
-def test_a_table_of_many_settings_is_written_and_not_printed(
-    num_settings: int, is_printed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_with_more_settings_than_methods_settings_are_the_rows(tmp_path: Path) -> None:
+    third = {("dirichlet", "random"): [0.3], ("dirichlet", "gpfl"): [0.2]}
+    write_runs(tmp_path, TWO_SETTINGS | third)
+    table = table_of(tmp_path)
+    assert rows_of(table) == [
+        {"setting": "dirichlet", "random": "0.3000", "gpfl": "0.2000"},
+        {"setting": "iid", "random": "0.6000 ± 0.2484", "gpfl": "0.6000 ± 0.0000"},
+        {"setting": "shards", "random": "0.4000 ± 0.0000", "gpfl": "0.5000 ± 0.2484"},
+    ]
+    bold = [[isinstance(cell, Bold) for cell in table.texts[name]] for name in ("random", "gpfl")]
+    assert bold == [[True, True, False], [False, True, True]]
+
+
+@pytest.mark.parametrize(("num_methods", "is_printed"), [(8, True), (9, False)])
+def test_a_wide_table_is_written_and_not_printed(
+    num_methods: int, is_printed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = [f"p{number}" for number in range(num_settings)]
-    write_runs(tmp_path, {(name, selector): [0.5] for name in names for selector in ("afl", "md")})
+    names = [f"m{number}" for number in range(num_methods)]
+    settings = [f"p{number}" for number in range(9)]
+    write_runs(tmp_path, {(setting, name): [0.5] for setting in settings for name in names})
     assert make_report([str(tmp_path), "--no-figures"]) == 0
     assert ("by method and setting" in capsys.readouterr().out) == is_printed
     assert (tmp_path / "report" / "methods.csv").exists()

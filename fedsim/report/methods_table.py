@@ -1,10 +1,10 @@
 """The table that papers have: final accuracies with a row for each method and a column for each
-setting."""
+setting, or the other way round."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedsim.report.sections import Material, Section
@@ -15,7 +15,7 @@ from fedsim.results.labels import is_setting
 from fedsim.results.statistics import UNIT, Mean, estimate
 
 MAX_PRINTED = 8
-"""The table is printed with at most this many settings, unless all tables are."""
+"""The table is printed if it has at most this many columns of accuracies, unless all tables are."""
 
 
 def section(material: Material) -> Section:
@@ -35,17 +35,17 @@ def section(material: Material) -> Section:
 def methods_table(runs: pd.DataFrame, methods: Sequence[str]) -> Table:
     """Return mean final accuracies by method and setting, with the best of each setting in bold.
 
-    `methods` are the rows in order. Diverged runs have no final accuracy; the note counts them. The
-    table is empty if fewer than two methods, or runs of fewer than two settings, are finished.
+    `methods` are in order. They are the rows, unless there are more settings than methods. Diverged
+    runs have no final accuracy; the note counts them. The table is empty if fewer than two methods,
+    or runs of fewer than two settings, are finished.
     """
     finished = finished_rows(runs)
     if finished["setting"].nunique() < 2 or finished["method"].nunique() < 2:
         return make_table("methods", [], [], diverged="")
-    settings = by_setting(runs)
-    columns: dict[str, list[Any]] = {"method": list(methods)}
-    best = {}
+    means = pd.DataFrame(index=pd.Index(methods, name="method"), dtype=object)
+    is_best = pd.DataFrame(False, index=means.index, columns=[])
     diverged = []
-    for setting, members in settings.items():
+    for setting, members in by_setting(runs).items():
         rows_of_methods = by(members, "method")
         cells: list[Mean | None] = []
         for method in methods:
@@ -58,10 +58,17 @@ def methods_table(runs: pd.DataFrame, methods: Sequence[str]) -> Table:
             num_diverged = (rows["status"] == "diverged").sum()
             if num_diverged:
                 diverged.append(f"{method} in {setting} ({num_diverged} of {len(rows)})")
-        columns[setting] = cells
-        best[setting] = best_places(cells, [setting] * len(cells))
+        means[setting] = pd.Series(cells, means.index, dtype=object)
+        best_rows = best_places(cells, [setting] * len(cells))
+        is_best[setting] = np.isin(np.arange(len(cells)), best_rows)
+    if len(means.columns) > len(methods):
+        means = means.rename_axis(columns="setting").T
+        is_best = is_best.T
+    lines = means.reset_index()
+    formats = dict.fromkeys(means, HALF_WIDTH)
+    best = {name: np.flatnonzero(is_best[name]).tolist() for name in means}
     note = f" Runs that diverged are left out: {', '.join(diverged)}." if diverged else ""
-    lines = list(zip(*columns.values(), strict=True))
-    formats = dict.fromkeys(settings, HALF_WIDTH)
-    table = make_table("methods", list(columns), lines, formats, runs, diverged=note)
+    table = make_table(
+        "methods", list(lines), lines.to_numpy().tolist(), formats, runs, diverged=note
+    )
     return replace(table, best=best, num_names=1)

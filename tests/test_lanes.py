@@ -1,6 +1,6 @@
 """Runs in lanes are, bit for bit, the runs that they are alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim import compose, run_sweep
 from fedsim.core.rng import Streams
 from fedsim.core.types import Correction
 from fedsim.engine.backend import TrainingResult
@@ -18,10 +19,12 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork, Schedule
+from fedsim.jobs.sweep import Attempts, Lanes
 from fedsim.models.mlp import MLP
 from fedsim.results.reading import read_summary
 from fedsim.running import lanes
 from fedsim.running.lanes import Lane, TrainingCall, run_in_lanes, train_jointly
+from fedsim.running.outcome import Outcome
 from tests.engines import batched, reference, schedule_of
 from tests.run_toys import Run, without_seconds
 from tests.test_engine import (
@@ -143,6 +146,29 @@ def test_runs_in_lanes_are_trained_in_one_call(
         == 0
     )
     assert trained == [10] * 3 + [5] * 3
+
+
+def test_jobs_that_have_ended_take_no_lanes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Seeds 0 and 2 have ended: seeds 1 and 3 share the two lanes."""
+    monkeypatch.chdir(tmp_path)
+    words = ["num_rounds=1", "num_clients=6", "cohort_size=2", "tracker=files_only"]
+    run_sweep([*words, "seed=0,2"])
+    sizes = []
+
+    def run_in_turn(jobs: Sequence[Callable[[], Outcome]], show: object) -> None:
+        sizes.append(len(jobs))
+        for job in jobs:
+            job()
+
+    monkeypatch.setattr(lanes, "run_in_lanes", run_in_turn)
+    attempts = Attempts()
+    plans = compose([*words, "seed=0,1,2,3"])
+    Lanes(max_lanes=2).run(attempts, plans)
+    assert sizes == [2]
+    assert {plan.folder for plan in plans} == set(attempts.ended)
+    assert [attempts.ended[plan.folder].skipped for plan in plans] == [True, False, True, False]
 
 
 def test_progress_counts_the_runs_that_are_left(

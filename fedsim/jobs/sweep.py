@@ -206,16 +206,16 @@ class Lanes:
         return groups
 
     def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
-        """Run jobs in lanes. A single job is run without lanes.
-
-        Jobs that have all ended are only reported.
-        """
-        if len(plans) == 1 or not plans_to_run(plans):
-            attempts.run_in_turn(plans)
+        """Run jobs in lanes, after jobs that have ended were reported. A single job is run without
+        lanes."""
+        to_run = plans_to_run(plans)
+        attempts.run_in_turn([plan for plan in plans if plan not in to_run])
+        if len(to_run) < 2:
+            attempts.run_in_turn(to_run)
             return
         from fedsim.running.lanes import run_in_lanes  # imports PyTorch, which takes time
 
-        for group in self.groups(plans):
+        for group in self.groups(to_run):
             num_rounds = max(plan.settings.num_rounds for plan in group)
             with attempts.showing_progress(group, num_rounds, "in lanes") as show:
                 run_in_lanes([partial(attempts.run, plan) for plan in group], show)

@@ -320,6 +320,41 @@ def test_data_at_a_path_have_the_name_of_their_folder(tmp_path: Path) -> None:
     assert load_runs(tmp_path)["dataset"].tolist() == ["chest_xray"]
 
 
+def test_values_in_which_runs_differ_are_columns_that_group_runs(tmp_path: Path) -> None:
+    """Lists are texts. 1 and 1.0 are one value."""
+    for seed, hidden, decay in ((0, [64], 1), (1, [128], 1.0)):
+        model = {"hidden": hidden, "decay": decay}
+        write_run(tmp_path, [0.1], [[0]], seed=seed, model=model)
+    runs = load_runs(tmp_path)
+    assert "model.decay" not in runs
+    assert list(runs.groupby("model.hidden").groups) == ["[128]", "[64]"]
+
+
+def test_without_an_ablation_its_columns_are_there(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1], [[0]])
+    ablations = fedsim.load_ablations(tmp_path)
+    assert len(ablations) == 0
+    assert list(ablations)[:4] == ["keys", "setting", "method", "value"]
+
+
+def test_a_run_without_an_evaluated_round_cannot_be_drawn(tmp_path: Path) -> None:
+    write_run(tmp_path, [None, None], [[0], [1]])
+    with pytest.raises(ConfigError, match="x='rounds': needs runs with an evaluated round"):
+        fedsim.load_report(tmp_path).plot()
+
+
+def test_a_report_whose_file_contradicts_itself_can_be_shown(tmp_path: Path) -> None:
+    for selector in ("gpfl", "random"):
+        write_run(tmp_path, [0.1], [[0]], choices={"selector": selector})
+    path = tmp_path / "report" / "report.yaml"
+    path.parent.mkdir()
+    path.write_text("{only: [gpfl], reference: [random]}")
+    report = fedsim.load_report(tmp_path)
+    assert repr(report) == "<Report of 2 runs: random, gpfl; settings: 1>"
+    with pytest.raises(FedsimError, match=re.escape(f"{path}: reference: random is not in only")):
+        report.plot()
+
+
 def test_an_error_of_the_callback_in_a_run_that_was_held_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

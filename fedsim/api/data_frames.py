@@ -1,7 +1,6 @@
 """Finished runs as pandas DataFrames: a row for each run, for each round, or for each point of an
 ablation."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.record import CLIENT_ACCURACY, TOTAL_FIELDS
 from fedsim.results.ablations import find_ablations
 from fedsim.results.frames import runs_frame
+from fedsim.results.grouping import comparable
 from fedsim.results.measures import BYTES, SAMPLES, is_recorded
 from fedsim.results.runs import Run
 
@@ -30,6 +30,19 @@ SUMMARY_COLUMNS = (
     "epsilon",
 )
 """Values of summary.json that are columns, if the summary of a run has them."""
+ABLATION_COLUMNS = (
+    "keys",
+    "setting",
+    "method",
+    "value",
+    "second_value",
+    "seeds",
+    "mean",
+    "low",
+    "high",
+    "best",
+    "p_value",
+)
 
 
 def summaries_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -63,22 +76,20 @@ def ablations_frame(runs: Sequence[Run]) -> pd.DataFrame:
     rows = []
     for points in find_ablations(runs_frame(runs)):
         for point in points:
-            low, high = point.accuracy.interval
-            row = {
-                "keys": " ".join(point.keys),
-                "setting": point.setting,
-                "method": point.method,
-                "value": point.value,
-                "second_value": point.second_value,
-                "seeds": point.accuracy.num,
-                "mean": point.accuracy.mean,
-                "low": low,
-                "high": high,
-                "best": point.is_best,
-                "p_value": point.p_value,
-            }
+            row = (
+                " ".join(point.keys),
+                point.setting,
+                point.method,
+                point.value,
+                point.second_value,
+                point.accuracy.num,
+                point.accuracy.mean,
+                *point.accuracy.interval,
+                point.is_best,
+                point.p_value,
+            )
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=ABLATION_COLUMNS)
 
 
 def _first_columns(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -95,7 +106,10 @@ def _first_columns(runs: Sequence[Run]) -> list[dict[str, Any]]:
         row = {"run": run.folder.name, "status": run.status, "seed": run.seed}
         row.update({group: run.choices.get(group) for group in groups})
         row["dataset"] = run.dataset
-        row.update({key: values.get(key) for key in keys})
+        for key in keys:
+            value = values.get(key)
+            # Data frames can be grouped by texts, but not by lists.
+            row[key] = str(value) if isinstance(value, list) else value
         rows.append(row)
     return rows
 
@@ -126,8 +140,8 @@ def _unexplained_keys(
         top = key.partition(".")[0]
         groups_of_key = [group for group in groups if group.partition("/")[0] == top]
         choices = [tuple(map(run.choices.get, groups_of_key)) for run in runs]
-        texts = [json.dumps(values.get(key), default=str) for values in values_of_runs]
-        pairs = set(zip(choices, texts, strict=True))
+        values_of_key = [comparable(values.get(key)) for values in values_of_runs]
+        pairs = set(zip(choices, values_of_key, strict=True))
         if len(pairs) > len(set(choices)):
             unexplained.append(key)
     return unexplained

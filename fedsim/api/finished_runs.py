@@ -1,6 +1,7 @@
 """Finished runs in Python: a report on them, data frames of them, and figures of their accuracy."""
 
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from traceback import walk_stack
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 import fedsim
@@ -109,13 +111,14 @@ class Report:
 
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(self._frame["method"]))
-        num_runs = len(self.ended_runs)
-        return f"<Report of {num_runs} runs: {methods}; settings: {len(self.settings)}>"
+        num_settings = self._frame["setting"].nunique()
+        return f"<Report of {len(self.ended_runs)} runs: {methods}; settings: {num_settings}>"
 
 
 def _level_of_user() -> int:
     """Return the `stacklevel` with which a caller's warning names the line that called fedsim."""
-    internal = (str(Path(fedsim.__file__).parent), functools.__file__)
+    # A cached property calls this through functools.
+    internal = (f"{Path(fedsim.__file__).parent}{os.sep}", functools.__file__)
     level = 1
     for frame, _ in walk_stack(sys._getframe(1)):
         if not frame.f_code.co_filename.startswith(internal):
@@ -134,7 +137,7 @@ def plot_accuracy(
     """Draw the test accuracy of the runs of each line against `x`, and return the axes.
 
     The arguments are as in `Report.plot`; `looks` are by the names of the `lines`. Raises
-    `ConfigError` if `x` is unknown, if it was not recorded, or if a run has no rounds.
+    `ConfigError` if `x` is unknown, if it was not recorded, or if a run has no evaluated round.
     """
     # Here: these import matplotlib.
     from fedsim.report.accuracy_figures import draw_accuracy
@@ -143,7 +146,8 @@ def plot_accuracy(
 
     runs = [run for members in lines.values() for run in members]
     check(rule(x in AXES, "x", x, f"must be one of {', '.join(AXES)}"))
-    check(rule(all(run.rounds.num for run in runs), "x", x, "needs a run with rounds"))
+    has_accuracies = all(np.isfinite(run.columns["test_accuracy"]).any() for run in runs)
+    check(rule(has_accuracies, "x", x, "needs runs with an evaluated round"))
     is_known = is_recorded(runs, AXES[x].names)
     check(rule(is_known, "x", x, "was not recorded in all of these runs"))
     is_styled = presentation is not None and axes is None

@@ -93,10 +93,10 @@ def ablations_frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _first_columns(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the columns that distinguish each run from the others.
+    """Return the first cells of each run's row, by column.
 
-    These are the name of its folder, its status and seed, its choices, and the config values of
-    `_unexplained_keys`.
+    The columns are the name of the run's folder, its status and seed, its choices, and the config
+    values of `_unexplained_keys`.
     """
     groups = sorted({group for run in runs for group in run.choices})
     values_of_runs = [_values(run) for run in runs]
@@ -133,7 +133,8 @@ def _unexplained_keys(
     """Return the keys in whose values some runs differ although they made the same choices.
 
     Only the choices that set a value count: for `optimizer.lr`, those in the config groups
-    `optimizer` and `optimizer/schedule`.
+    `optimizer` and `optimizer/schedule`. No choice sets a key such as `num_rounds`, which is in no
+    group, and `code`.
     """
     unexplained = []
     for key in dict.fromkeys(key for values in values_of_runs for key in values):
@@ -142,6 +143,7 @@ def _unexplained_keys(
         choices = [tuple(map(run.choices.get, groups_of_key)) for run in runs]
         values_of_key = [comparable(values.get(key)) for values in values_of_runs]
         pairs = set(zip(choices, values_of_key, strict=True))
+        # With more pairs than choices, the same choices come with several values.
         if len(pairs) > len(set(choices)):
             unexplained.append(key)
     return unexplained

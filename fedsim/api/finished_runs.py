@@ -38,8 +38,8 @@ class Report:
 
     Attributes:
         ended_runs: The runs as objects with arrays.
-        folder: The folder of their report, whose file report.yaml says how they are presented. None
-            if there is no such folder.
+        folder: The folder of their report, whose file report.yaml, if there is one, says how they
+            are presented. None if the runs have no such folder.
     """
 
     ended_runs: Sequence[Run]

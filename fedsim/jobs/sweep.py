@@ -36,7 +36,7 @@ POLL_SECONDS = 1.0
 MAX_NAMED = 5
 """A message names at most this many jobs one by one."""
 STATUSES_OF_ERRORS = {ConfigError.exit_code: "config", DataError.exit_code: "data"}
-"""Statuses of jobs that an error kept from their first round, by the exit code of this error."""
+"""Statuses of jobs that an error kept from running rounds, by the exit code of this error."""
 SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_dir", "cache_dir")
 """Runs can be in one group of lanes if they agree in these keys of the config."""
 
@@ -57,7 +57,7 @@ class Attempts:
     """The attempts to run the jobs of a command, and how they ended.
 
     A job may be attempted twice: first it is held, and after the other process has ended it is run.
-    `progress`, `screen` (None: nothing is printed) and `on_round` learn of all jobs.
+    `progress`, `screen` (None: no progress is printed) and `on_round` learn of all jobs.
 
     - `ended`: the outcomes of jobs that were attempted and are not held, by folder.
     - `held`: the plans of jobs that another process is running, by folder.
@@ -75,14 +75,15 @@ class Attempts:
 
     @property
     def errors(self) -> list[FedsimError]:
-        """The `FedsimError`s that kept jobs from their first round."""
+        """The `FedsimError`s that kept jobs from running rounds in this attempt."""
         causes = [outcome.cause for outcome in self.ended.values()]
         return [cause for cause in causes if isinstance(cause, FedsimError)]
 
     def run(self, plan: Plan, lane: "Lane | None" = None) -> Outcome:
         """Run a job unless it has ended, report how it ended, and return its outcome.
 
-        Raises KeyboardInterrupt or `Preempted` if a signal stopped it outside its rounds.
+        Raises KeyboardInterrupt or `Preempted` if a signal stopped it outside its rounds, and
+        KeyboardInterrupt after a second Ctrl-C.
         """
         plan = self.overwriting.without_replaced(plan)
         if self.screen is not None:
@@ -94,7 +95,7 @@ class Attempts:
         return outcome
 
     def _execute(self, plan: Plan, lane: "Lane | None") -> Outcome:
-        """Run a job, and return its outcome even if an error kept it from its first round."""
+        """Run a job, and return its outcome even if an error kept it from running rounds."""
         # These modules import PyTorch, which takes time.
         from fedsim.running.assembly import data_key, is_prepared
         from fedsim.running.experiment import execute
@@ -106,6 +107,7 @@ class Attempts:
         except HeldError:
             return Outcome("held", {})
         except FedsimError as error:
+            # Data that are prepared were read: the error is about how the job divides them.
             if isinstance(error, DataError) and not is_prepared(plan):
                 self._data_errors[data_key(plan)] = error
             return _outcome_of(error)
@@ -174,7 +176,7 @@ class Attempts:
 
 
 def _outcome_of(error: FedsimError) -> Outcome:
-    """Return the outcome of a job that an error kept from its first round."""
+    """Return the outcome of a job that an error kept from running rounds."""
     status = STATUSES_OF_ERRORS.get(error.exit_code, "failed")
     return Outcome(status, {"error": str(error)}, cause=error)
 
@@ -257,4 +259,5 @@ def _print_holders(held: dict[Path, Plan], printed: set[str]) -> None:
         print_line(f"waiting for {text}")
     num_more = len(new_texts) - MAX_NAMED
     if num_more > 0:
-        print_line(f"and for {num_more} more jobs that other processes are running")
+        jobs = "1 more job" if num_more == 1 else f"{num_more} more jobs"
+        print_line(f"and for {jobs} that other processes are running")

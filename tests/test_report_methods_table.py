@@ -51,7 +51,6 @@ def test_means_of_three_seeds_with_half_widths_of_their_intervals(tmp_path: Path
     with_sd = table.with_spread("sd")
     assert with_sd.title.endswith("setting: mean ± standard deviation over seeds")
     assert rows_of(with_sd)[1]["shards"] == "0.5000 ± 0.1000"
-    assert with_sd.with_spread("interval").title == table.title
 
 
 def test_the_best_of_each_setting_is_bold(tmp_path: Path) -> None:

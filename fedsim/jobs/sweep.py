@@ -211,7 +211,8 @@ class Lanes:
         """Run jobs in lanes, after jobs that have ended were reported. A single job is run without
         lanes."""
         to_run = plans_to_run(plans)
-        attempts.run_in_turn([plan for plan in plans if plan not in to_run])
+        folders_to_run = {plan.folder for plan in to_run}
+        attempts.run_in_turn([plan for plan in plans if plan.folder not in folders_to_run])
         if len(to_run) < 2:
             attempts.run_in_turn(to_run)
             return

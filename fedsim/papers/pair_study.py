@@ -54,7 +54,7 @@ ERRORS_OF_TRACES = (
     AttributeError,
     OverflowError,
 )
-"""What reading a damaged trace may raise: a line may hold any JSON."""
+"""Errors that reading a damaged trace may raise: a line may hold any JSON."""
 
 
 @dataclass(frozen=True)

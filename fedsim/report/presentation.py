@@ -60,7 +60,7 @@ WITHOUT_NAMES = {
     "only": "all methods are shown",
     "reference": "methods are compared with random selection",
 }
-"""What holds if a list has no names."""
+"""The effect of a list without names."""
 WIDTHS = {"column": "3.5in", "page": "7.16in"}
 """Widths of a column and of the text of a two-column page (IEEE)."""
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
@@ -224,9 +224,10 @@ class Presentation:
         has a note on it. Raises `ChoiceError` if an option is wrong, and `ReportError` with the
         file's name if values of the file contradict each other.
         """
-        for key in changed:
-            if key in METHOD_KEYS:
-                self._check_words(key, _selectors(frame))
+        selectors = _selectors(frame)
+        for key in METHOD_KEYS:
+            if key in changed:
+                self._check_words(key, selectors)
         presentation, notes = self._without_unknown(frame, path, changed)
         try:
             arranged, looks = presentation.arrange(frame)

@@ -22,12 +22,11 @@ from fedsim.results.statistics import Difference, Mean, Median, Share
 
 MISSING = "-"
 """The text of a value that is not known."""
-SPREAD_WORDS = {
-    "interval": ("± half width of the 95 % interval", "[95 % interval]"),
-    "sd": ("± standard deviation", "± standard deviation"),
-}
-"""Words for what follows a mean, in titles and notes: those of columns with the format
-`HALF_WIDTH`, and of others."""
+INTERVAL_WORDS = ("± half width of the 95 % interval", "[95 % interval]")
+"""Words in titles and notes for the intervals that follow means, with the format `HALF_WIDTH` and
+with others."""
+SD_WORDS = "± standard deviation"
+"""Words for standard deviations that follow means, with any format."""
 HALF_WIDTH = "±"
 """The format of estimates in narrow columns: what follows the mean is half of the interval."""
 Format = Any
@@ -203,13 +202,15 @@ class Table:
     def with_spread(self, spread: str) -> "Table":
         """Return the table with another spread.
 
-        The title, the note and the meanings may have the words for the spread (`SPREAD_WORDS`).
-        These are replaced.
+        In the title, the note and the meanings, the words for intervals are replaced
+        (`INTERVAL_WORDS`). A table with `sd` cannot be turned back.
         """
+        if spread == self.spread:
+            return self
         title, note, meanings = self.title, self.note, dict(self.meanings)
-        for old, new in zip(SPREAD_WORDS[self.spread], SPREAD_WORDS[spread], strict=True):
-            title, note = title.replace(old, new), note.replace(old, new)
-            meanings = {names: text.replace(old, new) for names, text in meanings.items()}
+        for words in INTERVAL_WORDS:
+            title, note = title.replace(words, SD_WORDS), note.replace(words, SD_WORDS)
+            meanings = {names: text.replace(words, SD_WORDS) for names, text in meanings.items()}
         return replace(self, title=title, note=note, meanings=meanings, spread=spread)
 
     @property

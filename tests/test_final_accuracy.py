@@ -144,17 +144,17 @@ def test_a_sweep_of_short_runs_warns_once(fedsim: Run, capsys: pytest.CaptureFix
 
 def test_runs_of_three_windows_are_not_short() -> None:
     assert short_run_warning(33, 11) is None
-    assert "final_window=10 " in (short_run_warning(32, 11) or "")
+    assert "final_window=10:" in (short_run_warning(32, 11) or "")
 
 
 def test_a_warning_suggests_no_window_that_is_in_use() -> None:
     assert short_run_warning(5, 2) == (
         "final accuracy is the mean of the last 2 of only 5 rounds, so early rounds weigh much "
-        "(final_window=1 averages a third)"
+        "(final_window=1: the mean of the last third)"
     )
     assert short_run_warning(8, 3) == (
         "final accuracy is the mean of the last 3 of only 8 rounds, so early rounds weigh much "
-        "(final_window=2 averages a third)"
+        "(final_window=2: the mean of the last third)"
     )
     assert short_run_warning(1, 11) is None  # one round is no mean
     assert short_run_warning(2, 1) is None

@@ -150,12 +150,14 @@ def short_run_warning(num_rounds: int, window: int) -> str | None:
     num_averaged = min(window, num_rounds)
     if num_averaged == 1:
         return None
-    text = (
+    warning = (
         f"final accuracy is the mean of the last {num_averaged} of only {num_rounds} rounds, "
         "so early rounds weigh much"
     )
     third = max(num_rounds // SHORT, 1)
-    return text if third == num_averaged else f"{text} (final_window={third} averages a third)"
+    if third == num_averaged:
+        return warning
+    return f"{warning} (final_window={third}: the mean of the last third)"
 
 
 def reaches(

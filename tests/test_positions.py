@@ -41,7 +41,7 @@ def test_clients_come_in_the_requested_order(arrays: ClientPositions, ids: list[
 
 
 def test_each_client_is_split_at_its_own_count() -> None:
-    first, rest = POSITIONS.first(np.array([1, 0, 1, 2, 0]))
+    first, rest = POSITIONS.split(np.array([1, 0, 1, 2, 0]))
     assert as_lists(first) == [[4], [], [7], [2, 9], []]
     assert as_lists(rest) == [[1], [], [], [3], []]
 

@@ -504,7 +504,7 @@ class Clients:
             return None
         seconds = np.zeros(num)
         is_busy = exchange.has_work
-        seconds[is_busy] = clock.spend(exchange.rows(is_busy), answered=up is not None)
+        seconds[is_busy] = clock.spend(exchange.of_clients(is_busy), answered=up is not None)
         return seconds
 
     def _tensors_to_send(self, ids: Ids, names: Iterable[str]) -> Ints:

@@ -288,7 +288,7 @@ class Exchange:
         work = (self.bytes_down, self.forward_samples, self.train_samples, self.bytes_up)
         return np.any(work, axis=0)
 
-    def rows(self, keep: Bools) -> "Exchange":
+    def of_clients(self, keep: Bools) -> "Exchange":
         """Return the exchange of only the clients where the mask `keep` [n] is true."""
         return Exchange(
             self.ids[keep],
@@ -345,7 +345,7 @@ class ClientPositions(Sequence[Positions]):
     def __iter__(self) -> Iterator[Positions]:
         return iter([self.flat[start:end] for start, end in pairwise([0, *self.ends.tolist()])])
 
-    def rows(self, ids: Ints) -> "ClientPositions":
+    def of_clients(self, ids: Ints) -> "ClientPositions":
         """Return the positions of the clients `ids`, in this order."""
         if np.array_equal(ids, np.arange(len(self))):
             return self
@@ -356,7 +356,7 @@ class ClientPositions(Sequence[Positions]):
         index += np.arange(len(index))
         return ClientPositions(self.flat[index], sizes)
 
-    def first(self, counts: Ints) -> tuple["ClientPositions", "ClientPositions"]:
+    def split(self, counts: Ints) -> tuple["ClientPositions", "ClientPositions"]:
         """Split each client's positions: return the first `counts` [N] of them, and the others."""
         index_in_client = np.arange(len(self.flat)) - np.repeat(self.ends - self.sizes, self.sizes)
         is_first = index_in_client < np.repeat(counts, self.sizes)
@@ -373,4 +373,4 @@ def sizes_of(arrays: Sequence[Positions]) -> Ints:
 
 def positions_of(arrays: Sequence[Positions], ids: Ints) -> ClientPositions:
     """Return the arrays of the clients `ids`, in this order."""
-    return ClientPositions.of(arrays).rows(ids)
+    return ClientPositions.of(arrays).of_clients(ids)

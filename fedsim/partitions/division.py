@@ -241,5 +241,5 @@ def _hold_out(
     generators = streams.generators(Purpose.HOLDOUT, last=clients)
     for client, rng in zip(clients.tolist(), generators, strict=True):
         rng.shuffle(positions[client])
-    holdout, train = positions.first(counts)
+    holdout, train = positions.split(counts)
     return train, holdout

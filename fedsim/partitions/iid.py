@@ -80,7 +80,7 @@ class Natural(Partition):
                 f"partition.min_samples={self.min_samples} training samples; {remedy}"
             )
         selected = np.sort(rng.choice(eligible, num_clients, replace=False))
-        positions = by_owner.rows(selected)
+        positions = by_owner.of_clients(selected)
         # A cap before the shuffle keeps the first samples, a cap after it keeps random ones.
         if self.keep == "first":
             positions = self._cap(positions)
@@ -92,5 +92,5 @@ class Natural(Partition):
         """Return at most the first `cap` positions of each client."""
         if self.cap is None:
             return positions
-        capped, _ = positions.first(np.minimum(positions.sizes, self.cap))
+        capped, _ = positions.split(np.minimum(positions.sizes, self.cap))
         return capped

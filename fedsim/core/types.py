@@ -1,10 +1,12 @@
 """The values that the engine, the clients, selectors, aggregators and the round loop pass to each
 other. They are frozen, and hold neither the config nor the engine nor the data set.
 
-In shapes, N is the number of all clients, K the number of clients of the cohort (the clients that
-are selected in a round), and P the number of parameters. w is the server's model and w_k the model
-that client k has trained. n_k is the number of training samples of client k. Axis 0 of a `Stack` is
-the client.
+Symbols in shapes and formulas:
+
+- N is the number of all clients. K is the number of clients in the cohort, which are the clients
+  that the selector chose for a round. P is the number of parameters of the model.
+- w is the server's model, and w_k the model that client k has trained.
+- n_k is the number of training samples of client k.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,25 +23,27 @@ from fedsim.core.errors import DivergedError
 from fedsim.core.flat import to_device
 
 Ids = Ints
-"""Client ids: unique and ascending."""
+"""Ids of clients in [0, N), unique and ascending."""
 Params = dict[str, Tensor]
-"""One model: its parameters and floating-point buffers by name. The server and clients send each
-other these."""
+"""A model as the server and clients send it: parameters and floating-point buffers, by name."""
 Stack = dict[str, Tensor]
-"""K models: the tensors of `Params`, each with a leading client axis."""
+"""K models: the tensors of `Params`, each with a leading axis for the client [K, ...]."""
 Weights = Floats | None
-"""A selector's weights of the K updates; None: it gives none, and the aggregator uses its own."""
+"""Weights [K] of the updates from the selector, or None for the aggregator's own weights."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A vector that client k adds to the gradient of the batch's mean loss in each local step:
-    pull x v + shift_k, with v the client's present model. The optimiser sees the sum.
+    """A vector that client k adds to the gradient of the batch's mean loss in each local step.
 
-    A local algorithm makes it, and the engine applies it. For SGD, `pull` has the same effect as
-    weight decay. `shift` has a tensor [K, ...] on the device for each trained parameter, by name;
-    None adds nothing. FedProx (Li et al. 2020) has pull mu and shift -mu w. SCAFFOLD (Karimireddy
-    et al. 2020) has shift c - c_k.
+    The vector is pull * v + shift_k, where v is the client's present model. The optimiser receives
+    the sum. A local algorithm makes the correction, and the engine applies it. FedProx (Li et al.
+    2020) has pull mu and shift -mu w. SCAFFOLD (Karimireddy et al. 2020) has shift c - c_k.
+
+    Attributes:
+        pull: With SGD, it has the same effect as weight decay.
+        shift: A tensor [K, ...] on the device for each trained parameter, by name, or None for a
+            shift of zero.
     """
 
     pull: float = 0.0
@@ -47,16 +51,16 @@ class Correction:
 
     @property
     def kind(self) -> tuple[float, bool]:
-        """The pull, and whether there is a shift. The engine can train clients in one call if their
-        corrections have the same kind."""
+        """The pull, and whether the correction has a shift. The engine can train clients in one
+        call if their corrections have the same kind."""
         return self.pull, self.shift is not None
 
     def __bool__(self) -> bool:
-        """Return whether anything is added."""
-        return self.kind != (0.0, False)
+        """Return whether the correction changes gradients."""
+        return self.pull != 0 or self.shift is not None
 
     def rows(self, rows: slice | Ints) -> "Correction":
-        """Return the correction of the clients at `rows`, in this order."""
+        """Return the correction of the clients at `rows` of axis 0, in this order."""
         if self.shift is None:
             return self
         device = next(iter(self.shift.values())).device
@@ -65,7 +69,7 @@ class Correction:
 
     @staticmethod
     def concat(parts: Sequence["Correction"]) -> "Correction":
-        """Return the correction of all clients of `parts`, which must agree in their kind."""
+        """Return the correction of all clients of `parts`, which must have the same kind."""
         shifts = [part.shift for part in parts if part.shift is not None]
         if not shifts:
             return replace(parts[0], shift=None)
@@ -74,9 +78,10 @@ class Correction:
 
     @torch.no_grad()
     def add_to(self, grads: Stack, params: Stack) -> None:
-        """Add the correction, in place, to the gradients `grads` [k, ...] of the first k clients.
+        """Add the correction to the gradients `grads` [k, ...] of the first k clients, in place.
 
-        `params` [k, ...] are their present models. The other clients have no more steps to make.
+        `params` [k, ...] are the present models of these k clients. The other clients have made all
+        their steps.
         """
         gradients = list(grads.values())
         if self.pull:
@@ -87,22 +92,28 @@ class Correction:
 
 
 UNCORRECTED = Correction()
+"""The correction of FedAvg, which changes nothing."""
 
 
 @dataclass(frozen=True)
 class Population:
-    """The facts that the server knows from the start: the numbers of training samples n_k [N] as
-    `sizes`, the cohort size K and the number of rounds."""
+    """The facts that the server knows from the start.
+
+    Attributes:
+        sizes: The number of training samples n_k of each client [N], read-only.
+        cohort_size: The number K of clients that a round selects.
+        num_rounds: The number of rounds of the run.
+    """
 
     sizes: Ints
     cohort_size: int
     num_rounds: int
 
     def __post_init__(self) -> None:
-        # a view that selectors cannot write to: the aggregator's weights depend on the sizes
+        # Selectors cannot write to this view. The aggregator's weights depend on the sizes.
         sizes = self.sizes.view()
         sizes.setflags(write=False)
-        object.__setattr__(self, "sizes", sizes)  # the class is frozen
+        object.__setattr__(self, "sizes", sizes)  # because the dataclass is frozen
 
     @property
     def num_clients(self) -> int:
@@ -117,10 +128,10 @@ class Population:
 
 @dataclass(frozen=True)
 class Selection:
-    """The return value of a selector: ids, and weights [K] only if the method defines them.
+    """The clients that a selector chose, with weights only if the method defines them.
 
-    The next model is w + sum_k weights_k (w_k - w). The weights need not sum to one. Running
-    statistics are averaged by the weights divided by their sum.
+    With weights, the next model is w + sum_k weights_k (w_k - w). They need not sum to one. Running
+    statistics are averaged with the weights divided by their sum.
     """
 
     ids: Ids
@@ -132,18 +143,23 @@ class Cohort:
     """K clients and their updates after local training, on the way from the engine to the
     aggregator.
 
-    `start` is the server's model w. `delta` holds w_k - w for each tensor [K, ...]. `trained` names
-    the tensors that the optimiser changes; the others are running statistics. `sizes` [K] are n_k,
-    and `steps` [K] the numbers of local optimiser steps.
-
-    `loss` [K] is the mean over local steps of the batch's mean training loss. `rms_loss` [K] is the
-    root of the mean squared loss of all samples in these steps. Selectors see them only if they
-    declare `Signal.TRAINING_LOSS` or `Signal.SQUARED_LOSS`; otherwise they are None.
-
-    `durations` [K] are the seconds from the request to the arrival on the simulated clock; None
-    without one. `finite` [K] says whose update is finite; None: not known yet. `samples` [K] is the
-    number of samples that each client passed forward and backward, and `momentum` holds the
-    optimiser's last buffers [K, ...], if it has any. Selectors see neither of the two.
+    Attributes:
+        ids: The clients [K].
+        sizes: Their numbers n_k of training samples [K].
+        start: The server's model w, with which local training began.
+        delta: The updates w_k - w, for each tensor of the model [K, ...].
+        loss: The mean over local steps of the batch's mean training loss [K]. Selectors see it only
+            if they declare `Signal.TRAINING_LOSS`; otherwise they see None.
+        rms_loss: The root of the mean squared loss of all samples in these steps [K]. Selectors see
+            it only if they declare `Signal.SQUARED_LOSS`; otherwise they see None.
+        steps: The numbers of local optimiser steps [K].
+        trained: Names of the tensors that the optimiser changes. The others are running statistics.
+        durations: The seconds from the request to the arrival on the simulated clock [K], or None
+            without a clock.
+        finite: Whether each update is finite [K], or None before anyone has looked.
+        samples: The numbers of samples passed forward and backward [K]. Selectors never see it.
+        momentum: The optimiser's last momentum buffers [K, ...], if it has any. Selectors never see
+            it.
     """
 
     ids: Ids
@@ -164,10 +180,8 @@ class Cohort:
         """w_k - w over all trained tensors, flat [K, P]."""
         return torch.cat([self.delta[name].flatten(1) for name in self.trained], dim=1)
 
-    def rows(self, rows: Ints | Bools) -> "Cohort":
-        """Return the clients at `rows` in this order, or those that a mask [K] names."""
-        if rows.dtype == np.bool_:
-            rows = np.flatnonzero(rows)
+    def rows(self, rows: Ints) -> "Cohort":
+        """Return the cohort of only the clients at `rows` of axis 0, in this order."""
         index = to_device(torch.as_tensor(rows), next(iter(self.delta.values())).device)
         changes: dict[str, Any] = {}
         for name in CLIENT_FIELDS:
@@ -179,8 +193,10 @@ class Cohort:
         return replace(self, **changes)
 
     def with_own_arrays(self) -> "Cohort":
-        """Return the same cohort with copies of its NumPy arrays, for a user's class that may
-        modify them."""
+        """Return the same cohort with copies of its NumPy arrays.
+
+        A user's class that receives them may then modify them.
+        """
         changes: dict[str, Any] = {}
         for name in CLIENT_FIELDS:
             value = getattr(self, name)
@@ -190,9 +206,9 @@ class Cohort:
 
     @staticmethod
     def concat(parts: Sequence["Cohort"]) -> "Cohort":
-        """Return all clients of `parts` in order. They must have started from one model.
+        """Return all clients of `parts` in order. They must have started from the same model.
 
-        A field that is None in a part is None in the result.
+        A field that is None in any part is None in the result.
         """
         joined: dict[str, Any] = {}
         for name in CLIENT_FIELDS:
@@ -220,20 +236,20 @@ CLIENT_FIELDS = (
     "samples",
     "momentum",
 )
-"""Fields of a `Cohort` whose axis 0 is the client."""
+"""The fields of a `Cohort` whose axis 0 is the client."""
 
 
 def keep_rows(cohort: Cohort, weights: Weights, keep: Bools) -> tuple[Cohort, Weights]:
-    """Return the clients where `keep` [K] is true, and their weights. At least one client is kept.
+    """Return the clients where the mask `keep` [K] is true (at least one), and their weights.
 
-    The weights are scaled so that their sum is that of all `weights`, unless their own sum is 0.
+    The weights of these clients are scaled to the sum of all `weights`, unless they sum to 0.
     """
     if weights is not None:
         total = weights.sum()
         weights = weights[keep]
         if weights.sum() != 0:
             weights = weights * (total / weights.sum())
-    return cohort.rows(keep), weights
+    return cohort.rows(np.flatnonzero(keep)), weights
 
 
 def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, int]:
@@ -244,8 +260,8 @@ def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, i
     """
     keep = cohort.finite
     if keep is None:
-        # One sum for each client and tensor. A row with a nan or infinity has no finite sum. A
-        # finite row has one, unless its entries are so large that the sum overflows.
+        # One sum for each client and tensor. A row that contains nan or infinity has no finite sum.
+        # A finite row has a finite sum, unless its entries are so large that the sum overflows.
         sums = [delta.reshape(len(delta), -1).sum(1) for delta in cohort.delta.values()]
         keep = torch.stack(sums).isfinite().all(0).cpu().numpy()
     if keep.all():
@@ -259,7 +275,7 @@ def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, i
 
 
 def copied(tensors: Stack) -> Stack:
-    """Return copies of tensors, by name."""
+    """Return copies of the tensors, by name."""
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -274,7 +290,15 @@ def empty_cohort(start: Params, trained: Sequence[str]) -> Cohort:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The bytes and samples of n clients in one exchange with the server, all int64 [n]."""
+    """The costs of n clients in one exchange with the server, all int64 [n].
+
+    Attributes:
+        ids: The clients.
+        bytes_down: Bytes that each client receives.
+        forward_samples: Samples that each client passes forward only.
+        train_samples: Samples that each client passes forward and backward.
+        bytes_up: Bytes that each client sends.
+    """
 
     ids: Ids
     bytes_down: Ints
@@ -301,7 +325,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy in [0, 1] and mean cross-entropy over a labelled set."""
+    """Accuracy in [0, 1] and mean cross-entropy `loss` of a model on labelled samples."""
 
     accuracy: float
     loss: float
@@ -312,8 +336,10 @@ Positions = Ints
 
 
 class ClientPositions(Sequence[Positions]):
-    """The positions of N clients' samples: N arrays that are consecutive parts of `flat` [n], with
-    the lengths `sizes` [N]."""
+    """A sequence of N arrays: the positions of each client's samples.
+
+    The arrays are consecutive parts of `flat` [n], with the lengths `sizes` [N].
+    """
 
     def __init__(self, flat: Positions, sizes: Ints) -> None:
         self.flat = flat
@@ -322,8 +348,10 @@ class ClientPositions(Sequence[Positions]):
 
     @classmethod
     def of(cls, arrays: Sequence[Positions]) -> "ClientPositions":
-        """Return the positions in `arrays`, one array for each client. The result is a copy, unless
-        `arrays` is a `ClientPositions` itself."""
+        """Return `arrays`, one for each client, as `ClientPositions`.
+
+        They are copied, unless `arrays` is a `ClientPositions` already.
+        """
         if isinstance(arrays, ClientPositions):
             return arrays
         sizes = np.array([len(array) for array in arrays], dtype=np.int64)
@@ -349,25 +377,26 @@ class ClientPositions(Sequence[Positions]):
         """Return the positions of the clients `ids`, in this order."""
         if np.array_equal(ids, np.arange(len(self))):
             return self
-        # The client's start in `flat` minus its start in the result, for each sample of the result.
-        # The sample's own index in the result is then added.
         sizes = self.sizes[ids]
-        index = np.repeat(self.ends[ids] - np.cumsum(sizes), sizes)
+        # Position i of the result comes from entry i + offset of `flat`. A client's offset is the
+        # end of its part in `flat` minus the end of its part in the result.
+        offsets = self.ends[ids] - np.cumsum(sizes)
+        index = np.repeat(offsets, sizes)
         index += np.arange(len(index))
         return ClientPositions(self.flat[index], sizes)
 
     def split(self, counts: Ints) -> tuple["ClientPositions", "ClientPositions"]:
-        """Split each client's positions: return the first `counts` [N] of them, and the others."""
-        index_in_client = np.arange(len(self.flat)) - np.repeat(self.ends - self.sizes, self.sizes)
+        """Return the first `counts` [N] positions of each client, and each client's other ones."""
+        starts = self.ends - self.sizes
+        index_in_client = np.arange(len(self.flat)) - np.repeat(starts, self.sizes)
         is_first = index_in_client < np.repeat(counts, self.sizes)
-        return (
-            ClientPositions(self.flat[is_first], counts),
-            ClientPositions(self.flat[~is_first], self.sizes - counts),
-        )
+        first = ClientPositions(self.flat[is_first], counts)
+        rest = ClientPositions(self.flat[~is_first], self.sizes - counts)
+        return first, rest
 
 
 def sizes_of(arrays: Sequence[Positions]) -> Ints:
-    """Return the length of each array [N]."""
+    """Return the number of samples of each client [N]. `arrays` has its positions."""
     return ClientPositions.of(arrays).sizes
 
 

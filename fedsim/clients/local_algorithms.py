@@ -29,7 +29,8 @@ from fedsim.core.arrays import Floats
 from fedsim.core.errors import Problem, rule
 from fedsim.core.exact import weighted_sum
 from fedsim.core.flat import split_flat
-from fedsim.core.parameters import NonNegative, Positive, Stateful, parameters
+from fedsim.core.parameters import NonNegative, Positive, parameters
+from fedsim.core.state import Stateful
 from fedsim.core.types import Cohort, Correction, Ids, Params
 from fedsim.engine.optimizers import SGD, Adam, LocalOptimizer
 

@@ -5,15 +5,13 @@ The decorator `parameters` makes the constructor from them, and the constructor 
 fedsim also reads the annotations without importing the class (`fedsim.config.declared`).
 """
 
-import copy
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import (
     Annotated,
     Any,
-    ClassVar,
     TypeVar,
     Union,
     dataclass_transform,
@@ -24,7 +22,7 @@ from typing import (
 
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le
 
-from fedsim.core.errors import FedsimError, Problem, at_least, at_most, between, check, positive
+from fedsim.core.errors import Problem, at_least, at_most, between, check, positive
 
 T = TypeVar("T")
 Problems = Iterable[Problem | None]
@@ -36,49 +34,6 @@ NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
-
-
-class Stateful:
-    """A component with attributes that persist between rounds."""
-
-    state: ClassVar[tuple[str, ...]] = ()
-    """Names of these attributes: everything that an exact resume has to restore."""
-
-    def __init_subclass__(cls) -> None:
-        """Raise `TypeError` for a `state` that is a text: ("counts") is not a tuple."""
-        super().__init_subclass__()
-        state: object = cls.state
-        if isinstance(state, str):
-            raise TypeError(
-                f"{cls.__name__}.state must be a tuple of names, not a text: write "
-                f"state = ({state!r},)"
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a deep copy of the attributes named in `state`. Raises `FedsimError` for one that
-        is missing or cannot be copied."""
-        path = f"{type(self).__module__}.{type(self).__qualname__}"
-        copies = {}
-        for name in self.state:
-            if not hasattr(self, name):
-                raise FedsimError(
-                    f"{path} has no attribute `{name}`, which `state` names; set it in "
-                    "__post_init__, and do not delete it"
-                )
-            try:
-                copies[name] = copy.deepcopy(getattr(self, name))
-            except Exception as error:
-                raise FedsimError(
-                    f"{path}.{name}, which `state` names, cannot be copied into a checkpoint "
-                    f"({type(error).__name__}: {error}); store numbers, strings, lists, dicts, "
-                    "arrays or tensors, and make other objects from them"
-                ) from error
-        return copies
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
-        for name in self.state:
-            setattr(self, name, copy.deepcopy(state[name]))
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))

@@ -27,7 +27,8 @@ from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import SimulatedClock
 from fedsim.core.arrays import Floats
 from fedsim.core.flat import add_models, to_device, weighted_sums
-from fedsim.core.parameters import Positive, Problems, Stateful, parameters
+from fedsim.core.parameters import Positive, Problems, parameters
+from fedsim.core.state import Stateful
 from fedsim.core.types import Cohort, Ids, Params, Stack, Weights
 from fedsim.rounds.availability import Availability
 from fedsim.selectors.base import Selector

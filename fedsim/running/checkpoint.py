@@ -23,8 +23,8 @@ from fedsim.config.user_code import user_code
 from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.encoding import EncodingError, dataclasses_known_to, decode, encode
 from fedsim.core.errors import ConfigError, FedsimError, Problem
-from fedsim.core.parameters import Stateful
 from fedsim.core.record import Record
+from fedsim.core.state import Stateful
 from fedsim.results.files import NEWEST, PREVIOUS, TRACE, RunFolder, json_ready
 from fedsim.results.reading import METRICS, Rounds, check_rounds, read_metrics, read_summary
 from fedsim.rounds.checks import is_users

@@ -44,10 +44,10 @@ from fedsim.core.parameters import (
     Positive,
     Problems,
     Share,
-    Stateful,
     parameters,
 )
 from fedsim.core.rounding import ceil, floor
+from fedsim.core.state import Stateful
 from fedsim.core.types import (
     Cohort,
     Evaluation,

@@ -1,8 +1,9 @@
-"""Parameters of a component (a selector, a model, a data set, ...), written once: keyword-only
-fields of its class, with their ranges in the annotations.
+"""The decorator for classes of components, such as selectors, models and data sets.
 
-The decorator `parameters` makes the constructor from them, and the constructor checks the ranges.
-fedsim also reads the annotations without importing the class (`fedsim.config.declared`).
+A component declares each of its parameters once, as an annotated attribute of its class. The
+annotation has the type and the range of values. The decorator `parameters` makes a constructor that
+checks the ranges. fedsim also reads the annotations without importing the class
+(`fedsim.config.declared`).
 """
 
 import types
@@ -26,9 +27,11 @@ from fedsim.core.errors import Problem, at_least, at_most, between, check, posit
 
 T = TypeVar("T")
 Problems = Iterable[Problem | None]
-"""Violated rules, as `problems` methods yield them; None stands for a rule that holds."""
+"""The return type of a component's method `problems`. It yields a `Problem` for each violated rule,
+and may yield None for a rule that holds."""
 RangeCheck = Callable[[str, Any], Problem | None]
-"""A function of a parameter's name and value; it returns a problem if the value is out of range."""
+"""A function of a parameter's name and value that returns a problem if the value is out of
+range."""
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
@@ -41,41 +44,52 @@ def parameters(cls: type[T]) -> type[T]:
     """Make the annotated attributes of `cls` keyword-only parameters of its constructor, and
     attributes of its objects.
 
-    The constructor raises one `ConfigError` with all values that are out of their range and all
-    problems that the method `problems` yields. Then it calls `__post_init__`. Ranges are `Gt(0)`,
-    `Ge`, `Le`, `Interval(gt=0, le)` and `Interval(ge, le or lt)` of annotated_types. Numbers that
-    are not finite in float32 are outside of every range that has no upper end; None and text are
-    never out of range. Attributes without an annotation, or with `ClassVar`, are no parameters.
+    Attributes without an annotation, or with `ClassVar`, are no parameters. An annotation may have
+    a range of the package annotated_types:
+
+    - `Gt(0)`, `Ge(low)` or `Le(high)`;
+    - `Interval(gt=0, le=high)`, `Interval(ge=low, le=high)` or `Interval(ge=low, lt=high)`.
+
+    A range without an upper end excludes numbers that are not finite in float32. None and texts are
+    never out of range. The constructor raises one `ConfigError` with all values that are out of
+    their range and all problems that the method `problems` yields. Then it calls `__post_init__`.
+    Raises TypeError for any other kind of range.
     """
     prepare = getattr(cls, "__post_init__", None)
 
     def check_and_prepare(self: Any) -> None:
-        # a subclass checks all parameters, inherited ones included
-        if self.__parameters__ is range_checks:
-            range_problems = [
-                _first_problem(name, getattr(self, name), checks)
-                for name, checks in range_checks.items()
-            ]
-            problems = self.problems() if hasattr(self, "problems") else ()
-            check(*range_problems, *problems)
+        # An object of a decorated subclass arrives here through `prepare` of the subclass, which
+        # has already checked all parameters, also those of this class.
+        if type(self).__parameters__ is cls.__parameters__:  # type: ignore[attr-defined]
+            _check_values(self)
         if prepare is not None:
             prepare(self)
 
     cls.__post_init__ = check_and_prepare  # type: ignore[attr-defined]
-    new_class = dataclass(kw_only=True, eq=False, repr=False)(cls)
-    hints = get_type_hints(new_class.__init__, include_extras=True)
+    cls = dataclass(kw_only=True, eq=False, repr=False)(cls)
+    hints = get_type_hints(cls.__init__, include_extras=True)
     hints.pop("return", None)
     range_checks: dict[str, list[RangeCheck]] = {}
     for name, hint in hints.items():
         range_checks[name] = [_range_check(name, limits) for limits in _ranges(hint)]
-    new_class.__parameters__ = range_checks  # type: ignore[attr-defined]
-    return new_class
+    cls.__parameters__ = range_checks  # type: ignore[attr-defined]
+    return cls
 
 
-def _first_problem(name: str, value: Any, checks: list[RangeCheck]) -> Problem | None:
-    """Return the first problem of a number; None for other values, such as None and text."""
+def _check_values(component: Any) -> None:
+    """Raise one `ConfigError` with all problems of a component's values, if there are any."""
+    problems = []
+    for name, range_checks in component.__parameters__.items():
+        problems.append(_first_problem(name, getattr(component, name), range_checks))
+    if hasattr(component, "problems"):
+        problems += component.problems()
+    check(*problems)
+
+
+def _first_problem(name: str, value: Any, range_checks: list[RangeCheck]) -> Problem | None:
+    """Return the first problem of a number. Other values, such as None and texts, have no range."""
     if isinstance(value, int | float):
-        for range_check in checks:
+        for range_check in range_checks:
             problem = range_check(name, value)
             if problem is not None:
                 return problem
@@ -83,9 +97,9 @@ def _first_problem(name: str, value: Any, checks: list[RangeCheck]) -> Problem |
 
 
 def _ranges(hint: Any) -> list[Any]:
-    """Return the ranges in an annotation; for a union, the ranges of all its members.
+    """Return the ranges in an annotation. A union has the ranges of all its members.
 
-    An interval that is open at its lower end is two ranges, such as Gt(0) and Le(1).
+    An interval with an open lower end gives two ranges, such as Gt(0) and Le(1).
     """
     if get_origin(hint) in (Union, types.UnionType):
         ranges = []
@@ -95,15 +109,17 @@ def _ranges(hint: Any) -> list[Any]:
     ranges = []
     for item in getattr(hint, "__metadata__", ()):
         if isinstance(item, Interval) and item.gt is not None:
-            ranges += list(item)
+            ranges += list(item)  # annotated_types yields its two ends
         elif isinstance(item, BaseMetadata | GroupedMetadata):
             ranges.append(item)
     return ranges
 
 
 def _range_check(name: str, limits: Any) -> RangeCheck:
-    """Return the check of a range. Raises TypeError if the annotation of `name` has another kind of
-    range."""
+    """Return the check of the range `limits`, which is part of the annotation of `name`.
+
+    Raises TypeError for a kind of range that `parameters` does not name.
+    """
     match limits:
         case Interval(gt=None, ge=int() | float() as low, lt=None, le=int() | float() as high):
             return partial(between, low=low, high=high)

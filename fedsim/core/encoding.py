@@ -1,10 +1,20 @@
 """Encode state (nested Python values with arrays and tensors) as JSON and named tensors, and decode
 it, for checkpoints and messages between processes.
 
-Only values of known types are written, so reading a file runs no code that the file chooses. Plain
-JSON types stand for themselves, floats to the last bit. Every other value is a mapping with one
-key, its kind: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"array": [name, axes]}` and so
-on.
+Only values of known types are written, so reading a file runs no code that the file chooses. None,
+booleans, numbers, texts and lists are themselves in JSON; a float keeps its last bit. Every other
+value is a mapping with one key, its kind:
+
+    {"tuple": [...]}, {"set": [...]}, {"frozenset": [...]}   the items
+    {"dict": [[key, value], ...]}                            the pairs
+    {"deque": [items, maxlen]}
+    {"array": [name, axes]}, {"scalar": [name, axes]}        a NumPy array or number
+    {"tensor": [name, axes, is_on_cpu]}                      a tensor that requires no gradient
+    {"trained": [name, axes, is_on_cpu]}                     a tensor that requires a gradient
+    {"parameter": [name, axes, is_on_cpu, requires_grad]}    a `torch.nn.Parameter`
+    {"dataclass": [path, {attribute: value, ...}]}           path: its module and name, dotted
+
+`name` is the key of the stored tensor, and `axes` is the order of its axes in memory.
 """
 
 import sys
@@ -20,13 +30,13 @@ from torch import Tensor
 from fedsim.core.errors import FedsimError
 
 PLAIN = (type(None), bool, int, float, str)
-SEQUENCES = (list, tuple, set, frozenset)
-CONTAINERS = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
-"""Kinds that `decode` makes by calling the type with the decoded list."""
+"""Types of values that are the same in JSON."""
+COLLECTIONS = {"tuple": tuple, "set": set, "frozenset": frozenset}
+"""Types that are encoded as the list of their items, by their kind."""
 
 
 class EncodingError(FedsimError):
-    """A value is of a type that cannot be written or read again; the message says where it is."""
+    """A value has a type that cannot be written or read again. The message says where it is."""
 
 
 def encode(
@@ -37,32 +47,29 @@ def encode(
 ) -> Any:
     """Return `value` as JSON types, and add its arrays and tensors to `tensors` under new names.
 
-    `dataclasses` are the dataclasses that `decode` will be able to build, by dotted path; None:
-    there are none. Raises `EncodingError` for an unknown type; its message calls the value `where`.
+    `where` names the value in messages. `dataclasses` has the dataclasses that `decode` will be
+    able to build, by dotted path; without it, there are none. Raises `EncodingError` for a value of
+    an unknown type.
     """
 
-    def inner(item: Any, place: str) -> Any:
-        return encode(item, tensors, place, dataclasses)
+    def encode_part(part: Any, suffix: str) -> Any:
+        return encode(part, tensors, where + suffix, dataclasses)
 
     kind = type(value)  # exact types only: a subclass would come back as its base class
     if kind in PLAIN:
         return value
-    if kind in SEQUENCES:
-        items = [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if kind is list or kind in COLLECTIONS.values():
+        items = [encode_part(item, f"[{i}]") for i, item in enumerate(value)]
         return items if kind is list else {kind.__name__: items}
     if kind is deque:
-        return {"deque": [inner(list(value), where), value.maxlen]}
+        return {"deque": [encode_part(list(value), ""), value.maxlen]}
     if kind is dict:
         pairs = []
         for key, item in value.items():
-            pairs.append([inner(key, f"{where} key"), inner(item, f"{where}[{key!r}]")])
+            pairs.append([encode_part(key, " key"), encode_part(item, f"[{key!r}]")])
         return {"dict": pairs}
     if kind in (Tensor, torch.nn.Parameter) and _is_dense(value):
-        name, axes = _store(value.detach(), tensors)
-        place = [name, axes, value.device.type == "cpu"]
-        if kind is torch.nn.Parameter:
-            return {"parameter": [*place, value.requires_grad]}
-        return {"trained" if value.requires_grad else "tensor": place}
+        return _encode_tensor(value, tensors)
     if isinstance(value, np.generic) and _fits_torch(value.dtype):
         return {"scalar": _store(torch.from_numpy(np.array(value)), tensors)}
     if kind in (np.ndarray, np.memmap) and _fits_torch(value.dtype):  # not masked, no matrix
@@ -76,9 +83,9 @@ def encode(
                 f"write `from {kind.__module__} import {kind.__qualname__}` where the selector "
                 "(or aggregator) is"
             )
-        values = {field.name: getattr(value, field.name) for field in fields(value)}
-        values |= getattr(value, "__dict__", {})  # attributes that are no fields
-        encoded = {name: inner(item, f"{where}.{name}") for name, item in values.items()}
+        attributes = {field.name: getattr(value, field.name) for field in fields(value)}
+        attributes |= getattr(value, "__dict__", {})  # attributes that are no fields
+        encoded = {name: encode_part(item, f".{name}") for name, item in attributes.items()}
         return {"dataclass": [path, encoded]}
     dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
     raise EncodingError(
@@ -86,6 +93,14 @@ def encode(
         "strings, lists, tuples, dicts, sets, deques, plain NumPy arrays of numbers, dense torch "
         "tensors or dataclasses of these, and make other objects from them"
     )
+
+
+def _encode_tensor(tensor: Tensor, tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
+    """Return the mapping of a tensor or parameter, and add its values to `tensors`."""
+    content = [*_store(tensor.detach(), tensors), tensor.device.type == "cpu"]
+    if type(tensor) is torch.nn.Parameter:
+        return {"parameter": [*content, tensor.requires_grad]}
+    return {"trained" if tensor.requires_grad else "tensor": content}
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -98,31 +113,33 @@ def decode(
     device: torch.device,
     dataclasses: Mapping[str, type] | None = None,
 ) -> Any:
-    """Return the value that `encode` has made `node` and `tensors` of.
+    """Return the value that `encode` turned into `node` and `tensors`.
 
-    Tensors that were not on the CPU go to `device`. `dataclasses` are the dataclasses that may be
-    built, by dotted path; their constructors are not called. Raises `ValueError`, `TypeError` or
+    Tensors that were not on the CPU go to `device`. `dataclasses` has the dataclasses that may be
+    built, by dotted path. Their constructors are not called. Raises `ValueError`, `TypeError` or
     `KeyError` for anything that `encode` did not write.
     """
 
-    def inner(item: Any) -> Any:
-        return decode(item, tensors, device, dataclasses)
+    def decode_part(part: Any) -> Any:
+        return decode(part, tensors, device, dataclasses)
 
     if isinstance(node, list):
-        return [inner(item) for item in node]
+        return [decode_part(item) for item in node]
     if not isinstance(node, dict):
         return node
     ((kind, content),) = node.items()
-    if kind in CONTAINERS:
-        return CONTAINERS[kind](inner(content))
+    if kind in COLLECTIONS:
+        return COLLECTIONS[kind](decode_part(content))
+    if kind == "dict":
+        return dict(decode_part(content))
     if kind == "deque":
-        return deque(*inner(content))
-    if kind in ("tensor", "trained", "parameter"):
-        name, axes, is_on_cpu, *requires_grad = content
-        tensor = _load(tensors, name, axes).to("cpu" if is_on_cpu else device)
-        if kind == "parameter":
-            return torch.nn.Parameter(tensor, *requires_grad)
-        return tensor.requires_grad_(kind == "trained")
+        items, max_length = content
+        return deque(decode_part(items), max_length)
+    if kind == "parameter":
+        *place, requires_grad = content
+        return torch.nn.Parameter(_decode_tensor(place, tensors, device), requires_grad)
+    if kind in ("tensor", "trained"):
+        return _decode_tensor(content, tensors, device).requires_grad_(kind == "trained")
     if kind == "array":
         return _load(tensors, *content).numpy()
     if kind == "scalar":
@@ -131,14 +148,24 @@ def decode(
         path, values = content
         instance: Any = object.__new__((dataclasses or {})[path])
         for name, value in values.items():
-            object.__setattr__(instance, name, inner(value))  # works for frozen ones, too
+            object.__setattr__(instance, name, decode_part(value))  # the class may be frozen
         return instance
     raise ValueError(f"unknown kind {kind!r}")
 
 
+def _decode_tensor(
+    content: list[Any], tensors: Mapping[str, Tensor], device: torch.device
+) -> Tensor:
+    """Return a tensor on the device where it belongs: on the CPU as before, otherwise `device`."""
+    name, axes, is_on_cpu = content
+    return _load(tensors, name, axes).to("cpu" if is_on_cpu else device)
+
+
 def dataclasses_known_to(*objects: object) -> dict[str, type]:
-    """Return all dataclasses that the modules of the classes of `objects` define or import, by
-    path."""
+    """Return the dataclasses that `decode` can build for the state of `objects`, by dotted path.
+
+    These are all that the modules of the objects' classes and base classes define or import.
+    """
     classes: dict[str, type] = {}
     for item in objects:
         for base in type(item).__mro__:
@@ -157,8 +184,8 @@ def _fits_torch(dtype: np.dtype[Any]) -> bool:
 def _store(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:
     """Put `value` into `tensors`, and return its new name and the order of its axes in memory.
 
-    Stored tensors are contiguous, so `_load` needs the order to restore the layout: sums may depend
-    on it in the last bit.
+    The order begins with the axis of the largest stride. Stored tensors are contiguous, so `_load`
+    needs the order to restore the layout in memory. Sums may depend on the layout in the last bit.
     """
     strides = value.stride()
     axes = sorted(range(value.dim()), key=lambda axis: -strides[axis])
@@ -170,4 +197,5 @@ def _store(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:
 def _load(tensors: Mapping[str, Tensor], name: str, axes: list[int]) -> Tensor:
     """Return the stored tensor `name` with its axes in their original order."""
     stored = tensors[name].clone()  # into memory of its own, aligned as torch does it
-    return stored.permute([axes.index(i) for i in range(len(axes))])
+    inverse = [axes.index(axis) for axis in range(len(axes))]  # where `_store` moved each axis
+    return stored.permute(inverse)

@@ -64,7 +64,7 @@ def order_of_torch() -> Iterator[None]:
     """Add in torch's order on a CPU, as on a GPU, and not in fedsim's fixed order."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (exact, factors, similarity):
-            patch.setattr(module, "has_order", lambda values: False)
+            patch.setattr(module, "has_fixed_order", lambda values: False)
         yield
 
 

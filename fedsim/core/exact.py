@@ -195,7 +195,7 @@ def _polynomial(x: Floats, coefficients: tuple[float, ...]) -> Floats:
     return result
 
 
-def has_order(values: Tensor) -> bool:
+def has_fixed_order(values: Tensor) -> bool:
     """Return whether fedsim itself fixes the order of sums of `values`: real ones on a CPU."""
     return not values.is_cuda and values.dtype in (torch.float32, torch.float64)
 
@@ -211,7 +211,7 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     single column, or a last block of one column, in pairs, in an order that depends only on K.
     """
     flat = rows.reshape(len(rows), -1)
-    if not has_order(rows):
+    if not has_fixed_order(rows):
         return (weights @ flat).view(rows.shape[1:])
     result = torch.empty_like(flat[0])
     column = weights.numpy()[:, None]
@@ -224,7 +224,11 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
 
 def mean_row(rows: Tensor) -> Tensor:
     """Return the mean [...] of `rows` [K, ...], added one after another."""
-    return torch.from_numpy(np.asarray(rows.numpy().mean(0))) if has_order(rows) else rows.mean(0)
+    return (
+        torch.from_numpy(np.asarray(rows.numpy().mean(0)))
+        if has_fixed_order(rows)
+        else rows.mean(0)
+    )
 
 
 def row_sums(rows: Tensor) -> Tensor:
@@ -233,19 +237,23 @@ def row_sums(rows: Tensor) -> Tensor:
     If rows are contiguous, NumPy adds the numbers of a row in pairs, in an order that depends only
     on D. For other layouts of the memory the order is another one.
     """
-    return torch.from_numpy(np.add.reduce(rows.numpy(), axis=1)) if has_order(rows) else rows.sum(1)
+    return (
+        torch.from_numpy(np.add.reduce(rows.numpy(), axis=1))
+        if has_fixed_order(rows)
+        else rows.sum(1)
+    )
 
 
 def length(values: Tensor) -> Tensor:
     """Return the Euclidean norm, on a CPU in float64."""
-    if not has_order(values):
+    if not has_fixed_order(values):
         return values.norm()
     return row_sums(values.double().square()[None])[0].sqrt()
 
 
-def powers(x: Tensor, exponent: float) -> Tensor:
+def tensor_power(x: Tensor, exponent: float) -> Tensor:
     """Return x^exponent for a tensor of numbers >= 0."""
-    if not has_order(x):
+    if not has_fixed_order(x):
         return x.pow(exponent)
     return torch.from_numpy(np.asarray(power(x.numpy(), exponent))).to(x.dtype)
 
@@ -274,7 +282,7 @@ SAMPLES_AT_ONCE = 1024
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Return log-probabilities [n, C] of `logits` [n, C], in float64."""
-    if not has_order(logits):
+    if not has_fixed_order(logits):
         return F.log_softmax(logits.double(), dim=1)
     result = np.empty(logits.shape)
     for start in range(0, len(logits), SAMPLES_AT_ONCE):

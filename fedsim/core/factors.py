@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.exact import has_order
+from fedsim.core.exact import has_fixed_order
 
 SMALLEST_EXPONENT = -900
 """Rows whose largest entry is below 2^this are treated as if it were that large: its inverse would
@@ -32,7 +32,7 @@ class Factors:
     def __init__(self, rows: Tensor, parts: tuple[Tensor, Tensor, int] | None = None) -> None:
         """`parts` are the `_whole_parts` of `rows`, if the caller has them."""
         self._rows = rows
-        if parts is None and has_order(rows) and rows.dtype == torch.float64:
+        if parts is None and has_fixed_order(rows) and rows.dtype == torch.float64:
             parts = _whole_parts(rows)
         self._parts = parts
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.arrays import Floats
-from fedsim.core.exact import has_order, power, powers, row_sums
+from fedsim.core.exact import has_fixed_order, power, row_sums, tensor_power
 from fedsim.core.factors import Factors
 from fedsim.core.flat import to_device
 from fedsim.core.types import Ids
@@ -112,7 +112,7 @@ def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
     """
     dtype = _product_dtype(matrices)
     num_columns = max(BLOCK_ENTRIES // len(matrices[0]), MIN_COLUMNS)
-    if has_order(matrices[0]):  # real numbers on a CPU: `Factors` round the entries
+    if has_fixed_order(matrices[0]):  # real numbers on a CPU: `Factors` round the entries
         num_columns = min(num_columns, MAX_COLUMNS)
     for matrix in matrices:
         for part in matrix.split(num_columns, dim=1):
@@ -198,7 +198,7 @@ def signed_power(x: Tensor, exponent: float) -> Tensor:
     """Return sgn(x) |x|^exponent; 0 where x is 0, whatever the exponent."""
     if exponent == 1:
         return x
-    raised = x * x.abs() if exponent == 2 else powers(x.abs(), exponent).mul_(x.sign())
+    raised = x * x.abs() if exponent == 2 else tensor_power(x.abs(), exponent).mul_(x.sign())
     return raised if exponent > 0 else raised.masked_fill_(x == 0, 0.0)
 
 
@@ -213,8 +213,8 @@ def _norms(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Floats:
     """Return the p-norms [N] of the vectors divided by `scale` [N, 1]."""
     sums = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
     for chunk in column_chunks(matrices):
-        sums += row_sums(powers((chunk / scale).abs(), p))
-    return powers(sums, 1 / p).cpu().numpy()
+        sums += row_sums(tensor_power((chunk / scale).abs(), p))
+    return tensor_power(sums, 1 / p).cpu().numpy()
 
 
 def _polarisation(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Tensor:
@@ -225,9 +225,9 @@ def _polarisation(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Tensor
     for chunk in column_chunks(matrices):
         x = chunk / scale
         for i in range(num):
-            sums[i] += row_sums(powers((x + x[i]).abs(), p))
-            differences[i] += row_sums(powers((x - x[i]).abs(), p))
-    return powers(sums, 2 / p) - powers(differences, 2 / p)
+            sums[i] += row_sums(tensor_power((x + x[i]).abs(), p))
+            differences[i] += row_sums(tensor_power((x - x[i]).abs(), p))
+    return tensor_power(sums, 2 / p) - tensor_power(differences, 2 / p)
 
 
 def _cosines(products: Tensor) -> Floats:

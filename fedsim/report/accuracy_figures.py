@@ -1,6 +1,7 @@
 """Figures of test accuracy against rounds and costs."""
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,7 +19,20 @@ from fedsim.results.measures import is_recorded
 from fedsim.results.runs import Run
 
 LOG_RATIO = 10
-"""Costs are drawn on a logarithmic axis if a line's total is so many times as much as another's."""
+"""An axis of costs is logarithmic if a line's total is more than this many times another's."""
+
+
+class CostCurve(NamedTuple):
+    """The accuracy of a line of a panel, against what its runs spent."""
+
+    spent: Floats
+    """What was spent of the axis until each round of the curve [T]."""
+    accuracy: AccuracyCurve
+    num_seeds: int
+
+
+Panel = Mapping[str, CostCurve]
+"""The lines of a panel, by method."""
 
 
 def accuracy_plots(
@@ -26,54 +40,54 @@ def accuracy_plots(
 ) -> list[Plot]:
     """Return a figure of test accuracy against each of `AXES` whose quantities all runs recorded.
 
-    `log_x` says whether the axes are logarithmic. None: those of costs are, if the totals of the
-    lines of a panel differ by more than `LOG_RATIO`.
+    `panels` has the runs of each panel by its title, and `looks` those of all methods in the order
+    of the legend. `log_x` says whether the axes are logarithmic. If it is None, axes of costs are
+    where the totals of the lines of a panel differ by more than `LOG_RATIO`.
     """
-    curves = {}
     all_runs: list[Run] = []
-    for title, lines in panels.items():
-        for method, runs in lines.items():
-            curves[title, method] = accuracy_curve(runs)
+    for lines in panels.values():
+        for runs in lines.values():
             all_runs += runs
     plots = []
     for axis_name, axis in AXES.items():
-        if not is_recorded(all_runs, axis.names):
-            continue
-        spent = {}
-        for (title, method), curve in curves.items():
-            x = spent_until(panels[title][method], axis_name)
-            spent[title, method] = x[curve.rounds - 1]
-        is_log = log_x if log_x is not None else _differ_much(spent)
-        label = f"{axis.label} (log scale)" if is_log else axis.label
-        has_ends = LABELS.get() == "ends"
-        figure, all_axes = line_axes(list(panels), looks, label, has_legend=not has_ends)
-        data = []
-        for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
-            ends = {}
-            for method, runs in lines.items():
-                x, curve = spent[title, method], curves[title, method]
-                ends[method] = x[-1], curve.smoothed[-1]
-                number = list(looks).index(method)
-                _draw_curve(axes, x, curve, looks[method], number, len(runs), len(lines))
-                data.append(
-                    {
-                        "setting": title,
-                        "method": method,
-                        "seeds": len(runs),
-                        axis_name: x,
-                        "accuracy": curve.smoothed,
-                        "lowest": curve.low,
-                        "highest": curve.high,
-                        "single_rounds": curve.raw,
-                    }
-                )
-            _set_ticks(axes, axis_name, is_log)
-            if has_ends and len(looks) > 1:
-                label_ends(axes, ends, looks)
-        name = f"accuracy_{axis_name}"
-        drawn = _drawn(panels, curves)
-        plots.append(Plot(name, CAPTIONS[name].format(drawn=drawn), figure, data))
+        if is_recorded(all_runs, axis.names):
+            curves = {title: _cost_curves(lines, axis_name) for title, lines in panels.items()}
+            plots.append(_accuracy_plot(curves, looks, axis_name, log_x))
     return plots
+
+
+def _accuracy_plot(
+    panels: Mapping[str, Panel], looks: Mapping[str, Look], axis_name: str, log_x: bool | None
+) -> Plot:
+    """Return the figure of test accuracy against one of `AXES`. Arguments are as in
+    `accuracy_plots`."""
+    is_log = log_x if log_x is not None else any(map(_differ_much, panels.values()))
+    has_ends = LABELS.get() == "ends"
+    label = _axis_label(axis_name, is_log)
+    figure, all_axes = line_axes(list(panels), looks, label, has_legend=not has_ends)
+    methods = list(looks)
+    data: list[dict[str, Any]] = []
+    for (title, panel), axes in zip(panels.items(), all_axes, strict=True):
+        for method, curve in panel.items():
+            number = methods.index(method)
+            _draw_curve(axes, curve, looks[method], number=number, num_lines=len(panel))
+            data.append(
+                {
+                    "setting": title,
+                    "method": method,
+                    "seeds": curve.num_seeds,
+                    axis_name: curve.spent,
+                    "accuracy": curve.accuracy.smoothed,
+                    "lowest": curve.accuracy.low,
+                    "highest": curve.accuracy.high,
+                    "single_rounds": curve.accuracy.raw,
+                }
+            )
+        _set_ticks(axes, axis_name, is_log)
+        if has_ends and len(looks) > 1:
+            label_ends(axes, _ends(panel), looks)
+    name = f"accuracy_{axis_name}"
+    return Plot(name, CAPTIONS[name].format(drawn=_drawn_in_words(panels)), figure, data)
 
 
 def draw_accuracy(
@@ -89,30 +103,47 @@ def draw_accuracy(
     `lines` may have unfinished runs, which need at least one round. `log_x` is as in
     `accuracy_plots`, `labels` as in `fedsim.report.drawing.LABELS`.
     """
-    curves = {method: accuracy_curve(runs) for method, runs in lines.items()}
-    spent = {}
-    for method, runs in lines.items():
-        spent["", method] = spent_until(runs, axis_name)[curves[method].rounds - 1]
-    is_log = log_x if log_x is not None else _differ_much(spent)
-    ends = {}
-    own_looks = {}
+    panel = _cost_curves(lines, axis_name)
+    is_log = log_x if log_x is not None else _differ_much(panel)
     background = axes.get_facecolor()
-    for number, (method, curve) in enumerate(curves.items()):
-        # C0 would be a colour of the caller's palette.
-        colour = colour_on_page(looks[method], is_dark=sum(to_rgb(background)) < 1)
-        look = {**looks[method], "color": colour, "label": method, "markerfacecolor": background}
-        own_looks[method] = look
-        x = spent["", method]
-        ends[method] = x[-1], curve.smoothed[-1]
-        _draw_curve(axes, x, curve, look, number, len(lines[method]), len(lines))
-    label = AXES[axis_name].label
-    axes.set_xlabel(f"{label} (log scale)" if is_log else label)
+    is_dark = sum(to_rgb(background)) < 1
+    looks_on_page = {}
+    for number, (method, curve) in enumerate(panel.items()):
+        look = dict(looks[method], label=method, markerfacecolor=background)
+        # A colour such as C0 would be one of the caller's palette.
+        look["color"] = colour_on_page(looks[method], is_dark=is_dark)
+        looks_on_page[method] = look
+        _draw_curve(axes, curve, look, number=number, num_lines=len(panel))
+    axes.set_xlabel(_axis_label(axis_name, is_log))
     _set_ticks(axes, axis_name, is_log)
     axes.grid(alpha=0.3)
     if labels == "ends":
-        label_ends(axes, ends, own_looks)
+        label_ends(axes, _ends(panel), looks_on_page)
     else:
         axes.legend()
+
+
+def _cost_curves(lines: Lines, axis_name: str) -> Panel:
+    """Return the curve of each method against one of `AXES`."""
+    curves = {}
+    for method, runs in lines.items():
+        accuracy = accuracy_curve(runs)
+        spent = spent_until(runs, axis_name)[accuracy.rounds - 1]
+        curves[method] = CostCurve(spent, accuracy, len(runs))
+    return curves
+
+
+def _ends(panel: Panel) -> dict[str, tuple[float, float]]:
+    """Return the end of each line: what it spent, and its final accuracy."""
+    ends = {}
+    for method, curve in panel.items():
+        ends[method] = curve.spent[-1], curve.accuracy.smoothed[-1]
+    return ends
+
+
+def _axis_label(axis_name: str, is_log: bool) -> str:
+    label = AXES[axis_name].label
+    return f"{label} (log scale)" if is_log else label
 
 
 def _set_ticks(axes: Axes, axis_name: str, is_log: bool) -> None:
@@ -127,52 +158,45 @@ def _set_ticks(axes: Axes, axis_name: str, is_log: bool) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(axis.unit))
 
 
-def _differ_much(spent: Mapping[tuple[str, str], Floats]) -> bool:
-    """Return whether the totals of the lines of a panel differ by more than `LOG_RATIO`.
-
-    `spent` has the costs of each line until its rounds, by panel and method.
-    """
-    totals: dict[str, list[float]] = {}
-    for (title, _), x in spent.items():
-        totals.setdefault(title, []).append(x[-1])
-    return any(max(values) > LOG_RATIO * min(values) for values in totals.values())
+def _differ_much(panel: Panel) -> bool:
+    """Return whether the totals of the lines of a panel differ by more than `LOG_RATIO`."""
+    totals = [curve.spent[-1] for curve in panel.values()]
+    return bool(max(totals) > LOG_RATIO * min(totals))
 
 
-def _drawn(panels: Mapping[str, Lines], curves: Mapping[tuple[str, str], AccuracyCurve]) -> str:
-    """Return the words of a caption on what the lines of accuracy are."""
-    text = "means over seeds"
+def _drawn_in_words(panels: Mapping[str, Panel]) -> str:
+    """Return the words of a caption on what is drawn of accuracy."""
     num_lines = max(map(len, panels.values()))
-    window = max(curve.window for curve in curves.values())
+    window = max(curve.accuracy.window for panel in panels.values() for curve in panel.values())
+    text = "means over seeds"
     if window > 1:
         text += f" of the last {window} rounds"
         if num_lines <= MAX_BEHIND:
             text += ", those of single rounds faintly behind"
-    return f"{text}, with the range of seeds" if num_lines <= MAX_RANGES else text
+    if num_lines <= MAX_RANGES:
+        text += ", with the range of seeds"
+    return text
 
 
-def _draw_curve(
-    axes: Axes,
-    x: Floats,
-    curve: AccuracyCurve,
-    look: Look,
-    number: int,
-    num_seeds: int,
-    num_lines: int,
-) -> None:
+def _draw_curve(axes: Axes, curve: CostCurve, look: Look, *, number: int, num_lines: int) -> None:
     """Draw a curve with the range of its seeds, and faintly its unsmoothed accuracies.
 
-    `number` is the number of the line in the legend, from 0. `num_lines` is the number of lines in
-    the panel: of many, the curves alone are drawn.
+    `number` is that of the line in the legend, from 0. If a panel has many lines (`num_lines`),
+    only the curves are drawn.
     """
+    x, accuracy = curve.spent, curve.accuracy
+    has_range = curve.num_seeds > 1
     colour = look["color"]
-    if curve.window > 1 and num_lines <= MAX_BEHIND:
-        axes.plot(x, curve.raw, color=colour, linewidth=0.5, alpha=0.25, zorder=1)
-    if num_seeds > 1 and len(x) == 1:
-        ends = np.array([curve.low, curve.high])
-        reach = np.abs(ends - curve.smoothed)  # rounding can put the mean of equal values above
-        axes.errorbar(x, curve.smoothed, reach, color=colour, linewidth=0.8, capsize=2)
-    elif num_seeds > 1 and num_lines <= MAX_RANGES:
-        axes.fill_between(x, curve.low, curve.high, color=colour, alpha=0.12, linewidth=0)
+    if accuracy.window > 1 and num_lines <= MAX_BEHIND:
+        axes.plot(x, accuracy.raw, color=colour, linewidth=0.5, alpha=0.25, zorder=1)
+    if has_range and len(x) == 1:
+        range_ends = np.array([accuracy.low, accuracy.high])
+        # The mean of equal values may be outside of their range by its rounding.
+        reach = np.abs(range_ends - accuracy.smoothed)
+        axes.errorbar(x, accuracy.smoothed, reach, color=colour, linewidth=0.8, capsize=2)
+    elif has_range and num_lines <= MAX_RANGES:
+        axes.fill_between(x, accuracy.low, accuracy.high, color=colour, alpha=0.12, linewidth=0)
+    # The first marker depends on the line, so that markers of lines do not cover each other.
     step = max(1, len(x) // MARKS)
-    first = int(number % MARKS / MARKS * step)  # so that markers of lines do not cover each other
-    axes.plot(x, curve.smoothed, markevery=(first, step), **look)
+    first = int((number % MARKS) / MARKS * step)
+    axes.plot(x, accuracy.smoothed, markevery=(first, step), **look)

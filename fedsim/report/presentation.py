@@ -1,7 +1,7 @@
 """The presentation of a report's methods: their selection, names, order, reference and style.
 
-The choices are kept in the report's folder, in `report.yaml`, where the next report reads them.
-Users may edit the values in the file. A report rewrites it, without comments of the user.
+A report keeps these choices in `report.yaml` in its folder, and the next report reads them. Users
+may edit the values in the file. A report rewrites it without their comments.
 """
 
 import re
@@ -60,7 +60,7 @@ WITHOUT_NAMES = {
     "only": "all methods are shown",
     "reference": "methods are compared with random selection",
 }
-"""The effect of a list without names."""
+"""What a report does if a list has no names."""
 WIDTHS = {"column": "3.5in", "page": "7.16in"}
 """Widths of a column and of the text of a two-column page (IEEE)."""
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
@@ -70,10 +70,10 @@ NARROWEST, WIDEST = 1.5, 40.0
 
 
 class ChoiceError(ReportError):
-    """Choices are wrong, such as a name of no method. `keys` are theirs.
+    """Choices are wrong, for example a name that belongs to no method.
 
-    The exit code is 2, that of wrong options. If values in report.yaml are wrong, callers raise a
-    `ReportError` instead, which names the file.
+    `keys` are the keys of these choices. The exit code is 2, as for all wrong options. If the
+    choices are values in report.yaml, callers raise a `ReportError` with the file's name instead.
     """
 
     exit_code = 2
@@ -87,13 +87,13 @@ class ChoiceError(ReportError):
 class Presentation:
     """The choices for a report.
 
-    They name a method as a report without choices does, before `names` gives it another name. The
-    name of a selector stands for all of its methods.
+    The choices use a method's usual name, which it has in a report without choices. The name of a
+    selector stands for all of its methods.
 
     Attributes:
         names: Other names of methods, by their usual names.
         order: The methods that come first, in this order.
-        only: The methods that the report has; all if it is empty.
+        only: The methods that the report shows. If it is empty, they are all shown.
         reference: The methods that others are compared with within a setting. If there are several,
             a method is compared with the one whose config is most like its own. If it is empty, it
             is random selection.
@@ -126,7 +126,7 @@ class Presentation:
         if self.width is not None:
             _inches(self.width)
         for key in METHOD_KEYS:
-            words = [*getattr(self, key)]
+            words = list(getattr(self, key))
             if key == "names":
                 words += self.names.values()
             for word in words:
@@ -141,13 +141,14 @@ class Presentation:
     def arrange(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Look]]:
         """Return the rows of the methods to show, renamed and in order, and the methods' looks.
 
-        The looks are in the order of legends. Raises `ChoiceError` for names of no method, for two
-        methods with the same name, and if `only` leaves out all references.
+        The looks are in the order of legends. Raises `ChoiceError` for a name that belongs to no
+        method, for two methods with the same name, and if `only` leaves out all references.
         """
         # 1. Methods in the order of legends.
         selectors = _selectors(frame)
         for key in METHOD_KEYS:
-            self._check_words(key, selectors)
+            for word, remark in _unknown(getattr(self, key), selectors).items():
+                raise ChoiceError(f"{key}: {word} {remark}", key)
         shown = []
         for method, selector in selectors.items():
             if not self.only or method in self.only or selector in self.only:
@@ -158,7 +159,7 @@ class Presentation:
         if repeated:
             several = ", ".join(repeated)
             raise ChoiceError(f"names: several methods would have the name {several}", "names")
-        # 2. Rows: by setting as before, and then by method.
+        # 2. Rows: settings stay in their order, and methods of a setting come in that of legends.
         frame = frame[frame["method"].isin(shown)].copy()
         if self.order:
             settings = list(dict.fromkeys(frame["setting"]))
@@ -168,7 +169,7 @@ class Presentation:
         if self.reference:
             references = self._references(shown, selectors)
             frame["is_reference"] = frame["method"].isin(references)
-        # 3. Looks and names. A look is that of the selector, whatever the method's new name is.
+        # 3. Looks and names. A new name does not change the look, which belongs to the selector.
         lines = by(frame, "method")
         looks = make_looks({names[method]: selector_of(lines[method]) or "" for method in ordered})
         if self.names:
@@ -176,14 +177,8 @@ class Presentation:
             frame["group"] = (frame["setting"] + " " + frame["method"]).str.strip()
         return frame, looks
 
-    def _check_words(self, key: str, selectors: Mapping[str, str]) -> None:
-        """Raise `ChoiceError` if a word of a choice names no method. `selectors` has the selector
-        of each method."""
-        for word, remark in _unknown(getattr(self, key), selectors).items():
-            raise ChoiceError(f"{key}: {word} {remark}", key)
-
     def _references(self, shown: Sequence[str], selectors: Mapping[str, str]) -> list[str]:
-        """Return the methods among those `shown` that `reference` names, by their selector or name.
+        """Return the methods among those `shown` that `reference` names, by name or selector.
 
         Raises `ChoiceError` if `only` leaves out all of them.
         """
@@ -200,15 +195,17 @@ class Presentation:
         return references
 
     def _place(self, method: str, selector: str) -> int:
-        """Return the place of a method, or otherwise of its selector, in `order`. Methods that are
-        not there come after all others."""
+        """Return the place of a method in `order`, or otherwise the place of its selector.
+
+        Methods without a place come after all others.
+        """
         for word in (method, selector):
             if word in self.order:
-                return list(self.order).index(word)
+                return self.order.index(word)
         return len(self.order)
 
     def rename(self, method: str) -> str:
-        """Return the name that a method, or its selector, is to have in the report."""
+        """Return the name of a method in the report, from the names of methods and selectors."""
         selector, space, rest = method.partition(" ")
         name = f"{self.names.get(selector, selector)}{space}{rest}"
         return str(self.names.get(method, name))
@@ -216,19 +213,15 @@ class Presentation:
     def arrange_stored(
         self, frame: pd.DataFrame, path: Path, changed: Collection[str] = ()
     ) -> tuple[pd.DataFrame, dict[str, Look], list[str]]:
-        """Return the rows and looks of `arrange`, without an error for unknown names in a file.
+        """Return the rows and looks of `arrange`, and notes on names that are ignored.
 
-        The choices were read from the file `path`, except the keys `changed`, which are options of
-        the command line. The methods of a study change, and a report on some of them is no reason
-        to edit the file. So a name there that belongs to no method is ignored, and the third value
-        has a note on it. Raises `ChoiceError` if an option is wrong, and `ReportError` with the
-        file's name if values of the file contradict each other.
+        The choices were read from the file `path`, except those of the keys `changed`, which are
+        options of the command line. A name in the file that belongs to no method is ignored,
+        because the methods of a study change, and a report on some of them is no reason to edit
+        the file. Raises `ChoiceError` if an option is wrong, and `ReportError` with the file's name
+        if values of the file contradict each other.
         """
-        selectors = _selectors(frame)
-        for key in METHOD_KEYS:
-            if key in changed:
-                self._check_words(key, selectors)
-        presentation, notes = self._without_unknown(frame, path, changed)
+        presentation, notes = self._without_unknown(_selectors(frame), path, changed)
         try:
             arranged, looks = presentation.arrange(frame)
         except ChoiceError as error:
@@ -238,30 +231,34 @@ class Presentation:
         return arranged, looks, notes
 
     def _without_unknown(
-        self, frame: pd.DataFrame, path: Path, changed: Collection[str]
+        self, selectors: Mapping[str, str], path: Path, changed: Collection[str]
     ) -> tuple["Presentation", list[str]]:
-        """Return the presentation without the names in the file `path` that belong to no method of
-        the frame, and a note for each."""
-        selectors = _selectors(frame)
+        """Return the presentation without the names of the file `path` that belong to no method,
+        and a note for each of them.
+
+        `selectors` has the selector of each method. Keys in `changed` are not those of the file.
+        """
         notes = []
-        known: dict[str, Any] = {}  # what is left of each of `METHOD_KEYS`
+        known: dict[str, Any] = {}  # the names that are left, by key
         for key in METHOD_KEYS:
+            if key in changed:
+                continue
             words = getattr(self, key)
-            unknown = {} if key in changed else _unknown(words, selectors)
+            unknown = _unknown(words, selectors)
             for word, remark in unknown.items():
                 remedy = f"it is ignored; correct {key} in the file, or delete the name there"
                 notes.append(f"{path}: {key}: {word} {remark}; {remedy}")
-            if isinstance(words, Mapping):
-                known[key] = {word: words[word] for word in words if word not in unknown}
-            else:
-                known[key] = [word for word in words if word not in unknown]
-            if unknown and key in WITHOUT_NAMES and not known[key]:
+            known_words = [word for word in words if word not in unknown]
+            is_mapping = isinstance(words, Mapping)
+            known[key] = {word: words[word] for word in known_words} if is_mapping else known_words
+            if unknown and key in WITHOUT_NAMES and not known_words:
                 notes.append(f"{path}: {key}: none of its names is left, so {WITHOUT_NAMES[key]}")
         return replace(self, **known), notes
 
 
 def _inches(width: str) -> float:
-    """Return a width in inches. Raises `ChoiceError` if it is no width, or out of range."""
+    """Return a width in inches. Raises `ChoiceError` for a text that is no width, or is out of
+    range."""
     text = WIDTHS.get(width, width)
     match = re.fullmatch(r"(\d+\.?\d*) ?(in|cm|mm|pt)", text)
     inches = float(match[1]) * UNITS[match[2]] if match else 0.0
@@ -274,9 +271,9 @@ def _inches(width: str) -> float:
 
 
 def _selectors(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the selector of each method of a frame; methods are sorted.
+    """Return the selector of each method of a frame. Methods are sorted.
 
-    A method's name begins with its selector, unless all methods have the same one.
+    A method's name begins with its selector, unless all methods have the same selector.
     """
     methods = by(frame, "method")
     distinct = {selector_of(rows) for rows in methods.values()}
@@ -309,7 +306,9 @@ def report_folder(source: Path) -> Path:
 
 
 def read_presentation(folder: Path, changes: Mapping[str, Any]) -> Presentation:
-    """Return the choices in the file of a report's `folder`, if there is one, with `changes`.
+    """Return the choices in the file of a report's `folder` with `changes`, which replace them.
+
+    Without a file, all other choices are the usual ones.
 
     Raises `ReportError` with the file's name if the file has other keys than `Presentation`, or
     values that are not allowed.
@@ -323,9 +322,9 @@ def read_presentation(folder: Path, changes: Mapping[str, Any]) -> Presentation:
                 f"{path}: must have values of {', '.join(KINDS)} as fedsim report writes them; "
                 "correct or delete it"
             )
-    kept = {key: value for key, value in values.items() if key not in changes}
+    unchanged = {key: value for key, value in values.items() if key not in changes}
     try:
-        presentation = Presentation(**kept)
+        presentation = Presentation(**unchanged)
     except ReportError as error:
         raise ReportError(f"{path}: {error}; correct the file or give the option") from error
     return replace(presentation, **changes)

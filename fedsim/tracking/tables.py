@@ -1,13 +1,14 @@
-"""The standard output, which may close or fill up, and the tables that fedsim prints on it.
+"""The standard output, and what fedsim prints on it: lines, results of a run, a table of a sweep.
 
-Tables fit 80 columns, with words unbroken.
+The standard output may close or fill up; fedsim then continues without it. Tables fit a terminal of
+80 columns, with words unbroken.
 """
 
 import os
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise, product
 from typing import IO, Any, cast
@@ -27,10 +28,10 @@ UNWRITABLE = (OSError, ValueError, AttributeError)
 
 
 class Output:
-    """The present `sys.stdout` as a text stream that raises no error.
+    """A text stream that writes to the present `sys.stdout` and raises no error.
 
-    After an error all output goes nowhere. If the reader has gone (`fedsim | head -1`) this is
-    silent, otherwise a line on stderr says why.
+    After an error, all output is discarded. A line on stderr then gives the reason, unless the
+    reader of a pipe has gone, as in `fedsim | head -1`.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class Output:
 
     @property
     def _stream(self) -> IO[str]:
-        """The stream that a progress bar has replaced in `sys.stdout`."""
+        """The standard output itself, also while a progress bar of rich replaces `sys.stdout`."""
         return cast(IO[str], getattr(sys.stdout, "rich_proxied_file", sys.stdout))
 
     @property
@@ -47,11 +48,13 @@ class Output:
 
     def write(self, text: str) -> int:
         encodable = text.encode(self.encoding, "replace").decode(self.encoding)
-        self._try(lambda stream: stream.write(encodable))
+        with self._without_errors() as stream:
+            stream.write(encodable)
         return len(text)
 
     def flush(self) -> None:
-        self._try(lambda stream: stream.flush())
+        with self._without_errors() as stream:
+            stream.flush()
 
     def isatty(self) -> bool:
         with suppress(*UNWRITABLE):
@@ -61,10 +64,12 @@ class Output:
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def _try(self, call: Callable[[IO[str]], object]) -> None:
+    @contextmanager
+    def _without_errors(self) -> Iterator[IO[str]]:
+        """Provide the stream. After an error of it in this context, discard all later output."""
         stream = self._stream
         try:
-            call(stream)
+            yield stream
         except UNWRITABLE as error:
             is_pipe = isinstance(error, BrokenPipeError)
             if isinstance(error, OSError) and not is_pipe and not self._has_failed:
@@ -72,7 +77,7 @@ class Output:
                 reason = f"cannot write to the standard output ({error.strerror or error})"
                 with suppress(OSError):
                     sys.stderr.write(f"fedsim: {reason}; continuing without it\n")
-            # What Python still writes as it exits must go nowhere, too.
+            # From now on the stream writes to /dev/null, also what Python still writes at its exit.
             with suppress(*UNWRITABLE):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
@@ -80,14 +85,14 @@ class Output:
 
 
 SLOW_SECONDS = 2.0
-"""The user learns what fedsim waits for after this time."""
+"""After this time, `print_if_slow` tells the user what fedsim waits for."""
 
 CONSOLE = Console(highlight=False, file=cast(IO[str], Output()))
-"""The console of everything that writes to the terminal."""
+"""The rich console through which fedsim prints everything."""
 
 
 def print_line(text: str) -> None:
-    """Print a line that does not wrap and in which nothing is markup."""
+    """Print a line as it is: rich neither wraps it nor reads it as markup."""
     CONSOLE.print(printable_lines(text), soft_wrap=True, markup=False)
 
 
@@ -175,36 +180,34 @@ def accuracy_curve(accuracies: Mapping[int, float], width: int) -> str:
     values = list(accuracies.values())
     num_columns = min(max(width, 30) - 10, 8 * len(values))
     starts = [column * len(values) // num_columns for column in range(num_columns + 1)]
-    means = [statistics.fmean(values[a : max(b, a + 1)]) for a, b in pairwise(starts)]
+    means = []
+    for start, end in pairwise(starts):
+        means.append(statistics.fmean(values[start : max(end, start + 1)]))
     # 2. Its height in eighths of a line.
     low = min(values)
     high = max(values)
     spread = (high - low) or 1
     heights = [1 + round((8 * CURVE_LINES - 1) * (mean - low) / spread) for mean in means]
-    # 3. The lines, from the top, with labels at the ends.
+    # 3. The lines, from the top, with labels at both ends. Line 0 is the lowest.
+    labels = [""] * CURVE_LINES
+    labels[0] = show_share(low)
+    labels[-1] = show_share(high)
     lines = []
     for row in reversed(range(CURVE_LINES)):
-        label = {0: show_share(low), CURVE_LINES - 1: show_share(high)}.get(row, "")
         blocks = [BLOCKS[min(max(height - 8 * row, 0), 8)] for height in heights]
-        lines.append(f"{label:>8}  {''.join(blocks)}")
+        lines.append(f"{labels[row]:>8}  {''.join(blocks)}")
     first = str(rounds[0])
     lines.append(f"   round  {first}{rounds[-1]:>{num_columns - len(first)}}")
     return "\n".join(lines)
 
 
-Row = Mapping[str, Any]
-"""A job: labels (keys and values of the command line except the seed), seed, status and summary."""
-COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "final": lambda summary: show_share(summary.get("final_accuracy")),
-    "last": lambda summary: show_share(summary["last_accuracy"]),
-    "part.": lambda summary: show_share(summary["mean_participation_ratio"]),
-    "time": lambda summary: show_seconds(summary["wall_seconds"]),
-    "down": lambda summary: show_bytes(summary["totals"]["bytes_down"]),
-    "up": lambda summary: show_bytes(summary["totals"]["bytes_up"]),
-}
-"""The text of a job in each column, from its summary."""
+Job = Mapping[str, Any]
+"""A job of a sweep. It has `labels` (keys and values of the command line except the seed), the
+`seed`, the `status`, and the `summary`."""
+Line = tuple[Sequence[str], Mapping[str, str]]
+"""A line of a table: the choices of its jobs, and the texts of all other columns by their names."""
 LEFT_OUT_FIRST = ("part.", "up", "down", "time", "last")
-"""A narrow terminal does without these columns, in this order, before names are broken."""
+"""The columns that a narrow terminal does without, in this order, before names are broken."""
 CAPTION = "final: final accuracy, the {}; last: last accuracy"
 
 
@@ -215,103 +218,114 @@ def final_rounds(windows: Sequence[int]) -> str:
     return f"mean of the last {' or '.join(map(str, windows))} rounds"
 
 
-Line = tuple[Sequence[str], Mapping[str, str]]
-"""A line of a table: its choices that differ, and the texts of its columns."""
+def sweep_table(jobs: Sequence[Job], console: Console | None = None) -> None:
+    """Print a table of all jobs, and a table of means if there are several seeds.
 
-
-def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
-    """Print a line for each job with the choices that differ, and then means over seeds.
-
-    Each key that differs has a column, under its short name. There is a column of rounds if jobs
-    ended after different numbers of them.
+    Both have a column for each key in whose choices jobs differ, under its short name. There is a
+    column of rounds if jobs ended after different numbers of them.
     """
     console = console or CONSOLE
-    lengths = {row["summary"]["rounds"] for row in rows if "rounds" in row["summary"]}
+    lengths = {job["summary"]["rounds"] for job in jobs if "rounds" in job["summary"]}
     has_rounds = len(lengths) > 1
-    differing = differing_keys([row["labels"] for row in rows])
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    lines: list[Line] = []
-    for row in rows:
-        choices = tuple(str(row["labels"].get(key, "-")) for key in differing)
-        groups.setdefault(choices, []).append(row)
-        lines.append((choices, _job_cells(row, has_rounds=has_rounds)))
-    console.print("1 job" if len(rows) == 1 else f"{len(rows)} jobs", style="italic")
+    differing = differing_keys([job["labels"] for job in jobs])
     heads = list(short_names(differing).values())
+    groups: dict[tuple[str, ...], list[Job]] = {}  # by choices
+    lines: list[Line] = []
+    for job in jobs:
+        choices = tuple(str(job["labels"].get(key, "-")) for key in differing)
+        groups.setdefault(choices, []).append(job)
+        lines.append((choices, _job_cells(job, has_rounds=has_rounds)))
+    console.print("1 job" if len(jobs) == 1 else f"{len(jobs)} jobs", style="italic")
     left_out = _print_table(heads, lines, console)
-    windows = dict.fromkeys(window_of(row["summary"]) for row in rows)
+    windows = dict.fromkeys(window_of(job["summary"]) for job in jobs)
     console.print(CAPTION.format(final_rounds(list(windows))) + left_out, style="dim")
-    if len(groups) < len(rows):
-        title = "mean [95 % interval] over the seeds that are done"
-        console.print(title, style="italic")
-        means = [
-            (choices, _mean_cells(group, has_rounds=has_rounds))
-            for choices, group in groups.items()
-        ]
-        left_out = _print_table(heads, means, console)
-        if left_out:
-            console.print(left_out.removeprefix("; "), style="dim")
+    if len(groups) == len(jobs):
+        return
+    lines = []
+    for choices, group in groups.items():
+        lines.append((choices, _mean_cells(group, has_rounds=has_rounds)))
+    console.print("mean [95 % interval] over the seeds that are done", style="italic")
+    left_out = _print_table(heads, lines, console)
+    if left_out:
+        console.print(left_out.removeprefix("; "), style="dim")
 
 
 def _print_table(heads: Sequence[str], lines: Sequence[Line], console: Console) -> str:
-    """Print as many columns as fit next to the choices, which share a column if they are too long.
-    Returns a text on the columns left out."""
-    wide = console.options.update(max_width=10_000)
-    columns = [name for name in lines[0][1] if any(cells[name] for _, cells in lines)]
-    dropped_first = [name for name in LEFT_OUT_FIRST if name in columns]
-    for between, num_dropped in product((None, "\n"), range(len(dropped_first) + 1)):
-        left_out = dropped_first[:num_dropped]
-        shown = [column for column in columns if column not in left_out]
-        unbroken = _table(heads, lines, shown, between)
-        if console.measure(unbroken, options=wide).maximum <= console.width:
+    """Print a table of the `lines`. `heads` are the heads of the columns of their choices.
+
+    If the table is too wide, it has fewer columns (`LEFT_OUT_FIRST`). If it is still too wide, the
+    choices share a column. Returns a text on the columns left out, which begins with "; ".
+    """
+    _, cells_of_first = lines[0]
+    columns = [name for name in cells_of_first if any(cells[name] for _, cells in lines)]
+    candidates = [name for name in LEFT_OUT_FIRST if name in columns]
+    unlimited = console.options.update(max_width=10_000)
+    # Take the first form that fits, otherwise the last one.
+    for is_joint, num_left_out in product((False, True), range(len(candidates) + 1)):
+        left_out = candidates[:num_left_out]
+        shown = [name for name in columns if name not in left_out]
+        # Joint choices may be broken between two of them, but not within one.
+        unbroken = _table(heads, lines, shown, "\n" if is_joint else None)
+        if console.measure(unbroken, options=unlimited).maximum <= console.width:
             break
-    console.print(_table(heads, lines, shown, between and " "))
+    console.print(_table(heads, lines, shown, " " if is_joint else None))
     return f"; left out at this width: {', '.join(left_out)}" if left_out else ""
 
 
 def _table(
     heads: Sequence[str], lines: Sequence[Line], columns: Sequence[str], between: str | None
 ) -> Table:
-    """Return a table with these columns after those of the choices, whose heads are `heads`.
+    """Return a table of the choices and of `columns`. `heads` are the heads of the choices.
 
-    The choices are in one column, with the text `between` them, unless it is None.
+    Each choice has a column, if `between` is None. Otherwise they share one, with `between` them.
     """
 
-    def joined(texts: Sequence[str]) -> list[str]:
-        escaped = list(map(_escaped, texts))
+    def choice_cells(texts: Sequence[str]) -> list[str]:
+        escaped = [_escaped(text) for text in texts]
         return escaped if between is None else [between.join(escaped)]
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for head in joined(heads):
+    for head in choice_cells(heads):
         table.add_column(head, overflow="fold")
     for column in columns:
         justify: Any = "left" if column == "status" else "right"
         table.add_column(column, justify=justify, no_wrap=True)
     for choices, cells in lines:
-        table.add_row(*joined(choices), *(cells[name] for name in columns))
+        table.add_row(*choice_cells(choices), *(cells[name] for name in columns))
     return table
 
 
-def _job_cells(row: Row, *, has_rounds: bool) -> dict[str, str]:
-    summary = row["summary"]
-    style = "green" if row["status"] in FINISHED else "red"
-    cells = {"seed": str(row["seed"]), "status": f"[{style}]{_escaped(row['status'])}[/]"}
+def _job_cells(job: Job, *, has_rounds: bool) -> dict[str, str]:
+    """Return the texts of a job by column. A job without results has "-" for them."""
+    summary = job["summary"]
+    style = "green" if job["status"] in FINISHED else "red"
+    cells = {"seed": str(job["seed"]), "status": f"[{style}]{_escaped(job['status'])}[/]"}
     if has_rounds:
         cells["rounds"] = str(summary.get("rounds", "-"))
-    for name, text_of in COLUMNS.items():
-        cells[name] = text_of(summary) if "totals" in summary else "-"
+    cells |= dict.fromkeys(("final", "last", "part.", "time", "down", "up"), "-")
+    if "totals" in summary:
+        totals = summary["totals"]
+        cells["final"] = show_share(summary.get("final_accuracy"))
+        cells["last"] = show_share(summary["last_accuracy"])
+        cells["part."] = show_share(summary["mean_participation_ratio"])
+        cells["time"] = show_seconds(summary["wall_seconds"])
+        cells["down"] = show_bytes(totals["bytes_down"])
+        cells["up"] = show_bytes(totals["bytes_up"])
     return cells
 
 
-def _mean_cells(group: Sequence[Row], *, has_rounds: bool) -> dict[str, str]:
-    done = [row["summary"] for row in group if row["status"] in FINISHED]
-    diverged = sum(row["status"] == "diverged" for row in group)
+def _mean_cells(jobs: Sequence[Job], *, has_rounds: bool) -> dict[str, str]:
+    """Return the means over the seeds of some jobs as texts, by column. Empty columns are not
+    shown."""
+    done = [job["summary"] for job in jobs if job["status"] in FINISHED]
+    diverged = sum(job["status"] == "diverged" for job in jobs)
     rounds = f"{statistics.fmean(summary['rounds'] for summary in done):.4g}" if done else "-"
     return {
-        "seeds": str(len(done)) if len(done) == len(group) else f"{len(done)}/{len(group)}",
+        "seeds": str(len(done)) if len(done) == len(jobs) else f"{len(done)}/{len(jobs)}",
         "rounds": rounds if has_rounds else "",
         "final": _mean_and_interval([summary.get("final_accuracy") for summary in done]),
         "last": _mean_and_interval([summary.get("last_accuracy") for summary in done]),
-        "diverged": f"{diverged}/{len(group)}" if diverged else "",
+        "diverged": f"{diverged}/{len(jobs)}" if diverged else "",
     }
 
 
@@ -328,7 +342,7 @@ def show_share(value: float | None) -> str:
 
 
 def show_seconds(value: float) -> str:
-    """Return a duration in the unit that suits it."""
+    """Return a duration in milliseconds, seconds, minutes or hours, as suits it."""
     if value < 1:
         return f"{1000 * value:.0f} ms"
     if value < 100:

@@ -1,4 +1,7 @@
-"""The tracker that shows a run on the terminal, and the progress of runs in lanes."""
+"""The tracker that shows a run on the terminal, and the progress of runs in lanes.
+
+Runs are in lanes if they are trained together in one process.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,12 +16,14 @@ from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
 from fedsim.tracking.tables import CONSOLE, accuracy_curve, closing_table, show_seconds, show_share
 
 PLAIN_LINES = 10
-"""Number of progress lines per run if the output is not a terminal."""
+"""Number of lines that show the progress of a run if the output is not a terminal."""
 
 
-class RoundsShown:
-    """The number of rounds that have ended: a progress bar on a terminal, some ten lines
-    elsewhere."""
+class RoundProgress:
+    """The display of how many rounds have ended.
+
+    It is a progress bar on a terminal, and otherwise at most `PLAIN_LINES` lines.
+    """
 
     def __init__(self, total: int, console: Console) -> None:
         self._console = console
@@ -39,19 +44,19 @@ class RoundsShown:
             self._bar.start()
 
     def show(self, round: int, *texts: str, in_lines: bool = True) -> None:
-        """Show that `round` has ended, followed by `texts`.
+        """Show that `round` has ended, and the `texts` that are not empty.
 
         Without a terminal, this prints a line if one is due and `in_lines` is true.
         """
         text = "  ".join(text for text in texts if text)
         if self._bar is not None:
             self._bar.update(self._task, completed=round, description=text)
-        elif in_lines and self._line(round) > self._line(self._last):
+        elif in_lines and self._num_lines_due(round) > self._num_lines_due(self._last):
             self._console.print(f"  round {round}/{self._total}  {text}")
         self._last = max(self._last, round)
 
-    def _line(self, round: int) -> int:
-        """Return how many of the `PLAIN_LINES` are due after `round`."""
+    def _num_lines_due(self, round: int) -> int:
+        """Return how many of the `PLAIN_LINES` are due by the end of `round`."""
         return round * PLAIN_LINES // self._total
 
     def stop(self) -> None:
@@ -61,17 +66,17 @@ class RoundsShown:
 
 
 class ConsoleTracker(Tracker):
-    """A tracker that shows a line at the start, the progress (if `progress`), and a table at the
-    end.
+    """A tracker that prints a line at the start of a run and a table at its end.
 
-    On a terminal, the table comes below the curve of the accuracy. Jobs of a sweep have no table:
-    the sweep reports how they ended.
+    If `progress` is true, it shows the progress between them. On a terminal, the table comes below
+    the curve of the accuracy. Jobs of a sweep have no table, because the sweep reports how they
+    ended.
     """
 
     def __init__(self, *, progress: bool) -> None:
         self.progress = progress
         self.console = CONSOLE
-        self._rounds: RoundsShown | None = None
+        self._rounds: RoundProgress | None = None
         self._accuracies: dict[int, float] = {}
 
     def start(self, info: RunInfo) -> None:
@@ -79,7 +84,7 @@ class ConsoleTracker(Tracker):
         text = escape(printable_lines(headline(info.name, info.choices, info.seed)))
         self.console.print(job_number(info.sweep) + text, soft_wrap=True)
         if self.progress and info.alone:
-            self._rounds = RoundsShown(info.num_rounds, self.console)
+            self._rounds = RoundProgress(info.num_rounds, self.console)
 
     def log(self, record: Mapping[str, Any]) -> None:
         self._show(record, in_lines=True)
@@ -88,7 +93,7 @@ class ConsoleTracker(Tracker):
         self._show(record, in_lines=False)
 
     def _show(self, record: Mapping[str, Any], in_lines: bool) -> None:
-        """Show the progress. Without a terminal, print a line only if `in_lines`."""
+        """Show the progress. `in_lines` is as in `RoundProgress.show`."""
         if record["test_accuracy"] is not None:
             self._accuracies[record["round"]] = record["test_accuracy"]
         if self._rounds is not None:
@@ -127,18 +132,18 @@ def headline(name: str, choices: Mapping[str, str], seed: int) -> str:
 
 
 def job_number(sweep: SweepPosition | None) -> str:
-    """Return the beginning of a job's line; empty for a run that is no job of a sweep."""
+    """Return the beginning of a job's line. It is empty for a run that is no job of a sweep."""
     return "" if sweep is None else f"job {sweep.number}/{sweep.total} "
 
 
 def time_left(sweep: SweepPosition | None) -> str:
-    """Return the time left for a sweep; empty if it is not known."""
+    """Return the time left for a sweep in words, or an empty text if it is not known."""
     seconds = None if sweep is None else sweep.remaining_seconds()
     return "" if seconds is None else f"sweep: {show_seconds(seconds)} left"
 
 
 def lanes_accuracy(accuracies: Sequence[float]) -> str:
-    """Return the lowest and the highest test accuracy of several runs in words."""
+    """Return the lowest and the highest test accuracy of runs in lanes, in words."""
     low = min(accuracies, default=None)
     high = max(accuracies, default=None)
     return show_share(low) if low == high else f"{show_share(low)} to {show_share(high)}"
@@ -152,14 +157,15 @@ def lanes_progress(
     left: Callable[[], str],
     how: str,
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of runs at the same time: a bar, or a few lines.
+    """Show the progress of runs in lanes within this context, by a bar or a few lines.
 
-    Yields a function to call with the number of runs left and the rounds of `num_rounds` that have
-    ended. `accuracies` returns the latest of each run, `left` the time left in words, and `how`
-    says how the runs are run.
+    Yields a function that shows the present progress. Its arguments are the number of runs left,
+    and how many of the `num_rounds` rounds have ended. It calls `accuracies` for the latest test
+    accuracy of each run, and `left` for the time left in words. The first line has the number of
+    runs and `how` they run.
     """
     CONSOLE.print(f"{num_runs} runs {how}")
-    rounds = RoundsShown(num_rounds, CONSOLE)
+    rounds = RoundProgress(num_rounds, CONSOLE)
 
     def show(runs_left: int, round: int) -> None:
         accuracy = lanes_accuracy(accuracies())

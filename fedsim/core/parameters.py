@@ -78,22 +78,18 @@ def parameters(cls: type[T]) -> type[T]:
 
 def _check_values(component: Any) -> None:
     """Raise one `ConfigError` with all problems of a component's values, if there are any."""
-    problems = []
+    problems: list[Problem | None] = []
     for name, range_checks in component.__parameters__.items():
-        problems.append(_first_problem(name, getattr(component, name), range_checks))
+        value = getattr(component, name)
+        if isinstance(value, int | float):  # other values, such as None and texts, have no range
+            for range_check in range_checks:
+                problem = range_check(name, value)
+                if problem is not None:
+                    problems.append(problem)
+                    break
     if hasattr(component, "problems"):
         problems += component.problems()
     check(*problems)
-
-
-def _first_problem(name: str, value: Any, range_checks: list[RangeCheck]) -> Problem | None:
-    """Return the first problem of a number. Other values, such as None and texts, have no range."""
-    if isinstance(value, int | float):
-        for range_check in range_checks:
-            problem = range_check(name, value)
-            if problem is not None:
-                return problem
-    return None
 
 
 def _ranges(hint: Any) -> list[Any]:

@@ -69,7 +69,10 @@ def encode(
             pairs.append([encode_part(key, " key"), encode_part(item, f"[{key!r}]")])
         return {"dict": pairs}
     if kind in (Tensor, torch.nn.Parameter) and _is_dense(value):
-        return _encode_tensor(value, tensors)
+        content = [*_store(value.detach(), tensors), value.device.type == "cpu"]
+        if kind is torch.nn.Parameter:
+            return {"parameter": [*content, value.requires_grad]}
+        return {"trained" if value.requires_grad else "tensor": content}
     if isinstance(value, np.generic) and _fits_torch(value.dtype):
         return {"scalar": _store(torch.from_numpy(np.array(value)), tensors)}
     if kind in (np.ndarray, np.memmap) and _fits_torch(value.dtype):  # not masked, no matrix
@@ -95,14 +98,6 @@ def encode(
     )
 
 
-def _encode_tensor(tensor: Tensor, tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
-    """Return the mapping of a tensor or parameter, and add its values to `tensors`."""
-    content = [*_store(tensor.detach(), tensors), tensor.device.type == "cpu"]
-    if type(tensor) is torch.nn.Parameter:
-        return {"parameter": [*content, tensor.requires_grad]}
-    return {"trained" if tensor.requires_grad else "tensor": content}
-
-
 def _is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized
 
@@ -123,6 +118,9 @@ def decode(
     def decode_part(part: Any) -> Any:
         return decode(part, tensors, device, dataclasses)
 
+    def load_tensor(name: str, axes: list[int], is_on_cpu: bool) -> Tensor:
+        return _load(tensors, name, axes).to("cpu" if is_on_cpu else device)
+
     if isinstance(node, list):
         return [decode_part(item) for item in node]
     if not isinstance(node, dict):
@@ -137,9 +135,9 @@ def decode(
         return deque(decode_part(items), max_length)
     if kind == "parameter":
         *place, requires_grad = content
-        return torch.nn.Parameter(_decode_tensor(place, tensors, device), requires_grad)
+        return torch.nn.Parameter(load_tensor(*place), requires_grad)
     if kind in ("tensor", "trained"):
-        return _decode_tensor(content, tensors, device).requires_grad_(kind == "trained")
+        return load_tensor(*content).requires_grad_(kind == "trained")
     if kind == "array":
         return _load(tensors, *content).numpy()
     if kind == "scalar":
@@ -151,14 +149,6 @@ def decode(
             object.__setattr__(instance, name, decode_part(value))  # the class may be frozen
         return instance
     raise ValueError(f"unknown kind {kind!r}")
-
-
-def _decode_tensor(
-    content: list[Any], tensors: Mapping[str, Tensor], device: torch.device
-) -> Tensor:
-    """Return a tensor on the device where it belongs: on the CPU as before, otherwise `device`."""
-    name, axes, is_on_cpu = content
-    return _load(tensors, name, axes).to("cpu" if is_on_cpu else device)
 
 
 def dataclasses_known_to(*objects: object) -> dict[str, type]:

@@ -65,11 +65,10 @@ def _accuracy_plot(
     has_ends = LABELS.get() == "ends"
     label = _axis_label(axis_name, is_log)
     figure, all_axes = line_axes(list(panels), looks, label, has_legend=not has_ends)
-    methods = list(looks)
     data: list[dict[str, Any]] = []
     for (title, panel), axes in zip(panels.items(), all_axes, strict=True):
         for method, curve in panel.items():
-            number = methods.index(method)
+            number = list(looks).index(method)
             _draw_curve(axes, curve, looks[method], number=number, num_lines=len(panel))
             data.append(
                 {

@@ -245,6 +245,16 @@ def test_a_key_of_the_users_choice_is_suggested_although_another_file_is_broken(
     assert problem.remedy == "it is a key of selector=mine|overrides"
 
 
+def test_a_link_that_leads_nowhere_and_a_folder_are_no_choices(folder: Path) -> None:
+    (folder / "selector/lost.yaml").symlink_to("nowhere.yaml")
+    (folder / "selector/folder.yaml").mkdir()
+    with search_path(str(folder)):
+        assert {"lost", "folder"}.isdisjoint(options("selector"))
+    files = ChoiceFiles([folder])
+    assert {"lost", "folder"}.isdisjoint(files.names("selector"))
+    assert "selector.inherited" in files.choices_by_key  # all choices can be read, or are skipped
+
+
 def test_hidden_files_and_folders_have_no_choices(folder: Path) -> None:
     """macOS, Emacs and Jupyter make such files."""
     (folder / "selector/._mine.yaml").write_bytes(b"\0\5\x16\7")

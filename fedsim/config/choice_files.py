@@ -126,7 +126,9 @@ class ChoiceFiles:
         """Return the choices of a group, sorted. Hidden files, which editors make, are none."""
         names: set[str] = set()
         for folder in self.folders:
-            names.update(path.stem for path in (folder / group).glob("[!.]*.yaml"))
+            for path in (folder / group).glob("[!.]*.yaml"):
+                if path.is_file():  # not a link that leads nowhere
+                    names.add(path.stem)
         return sorted(names)
 
     def has(self, group: str, name: str) -> bool:

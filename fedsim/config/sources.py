@@ -82,7 +82,8 @@ class CheckedFolder(ConfigSource):
         for path in self._inside(config_path).glob("[!.]*"):
             if results_filter is not ObjectType.CONFIG and path.is_dir():
                 names.add(path.name)
-            if path.suffix == ".yaml" and results_filter is not ObjectType.GROUP:
+            is_choice = path.suffix == ".yaml" and path.is_file()
+            if results_filter is not ObjectType.GROUP and is_choice:
                 names.add(path.stem)
         return sorted(names)
 

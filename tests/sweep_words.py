@@ -6,9 +6,9 @@ from unittest import mock
 
 from hydra.core.override_parser.types import Override
 
-from fedsim.config import words as overrides
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.sources import options
+from fedsim.config.sweeps import expand
 
 Words = list[str]
 """The words `key=value` of one job."""
@@ -17,7 +17,7 @@ Words = list[str]
 def axes_of(found: Sequence[Override]) -> dict[str, Words]:
     """A word for each value of each key; a later override replaces an earlier one of the same
     key."""
-    return {o.get_key_element(): [word for (word,) in overrides.expand([o])] for o in found}
+    return {o.get_key_element(): [word for (word,) in expand([o])] for o in found}
 
 
 def diagonal(axes: Sequence[Words]) -> list[Words]:
@@ -48,7 +48,7 @@ def jobs_of(words: Sequence[str]) -> list[Words]:
     jobs: list[Words] = []
 
     def note(found: Sequence[Override]) -> list[Words]:
-        jobs.extend(overrides.expand(found))
+        jobs.extend(expand(found))
         return []
 
     with search_path(), mock.patch("fedsim.config.compose.expand", note):

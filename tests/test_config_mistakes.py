@@ -12,7 +12,8 @@ import pytest
 import fedsim as api
 from fedsim.config.compose import check_jobs, compose_jobs, outlined, search_path
 from fedsim.config.plan import Plan
-from fedsim.config.words import expand, parse, quoted, without_sweeps, words_of
+from fedsim.config.sweeps import expand, without_sweeps
+from fedsim.config.words import parse, quoted, words_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.types import Population

@@ -28,17 +28,8 @@ from fedsim.config.plan import Plan, outline
 from fedsim.config.sources import known_choices, options
 from fedsim.config.sources import search_path as search_path  # callers import it from here
 from fedsim.config.suggestions import mistaken_choice
-from fedsim.config.words import (
-    dotted_key,
-    expand,
-    key_of,
-    long_form,
-    parse,
-    parse_one,
-    values_of,
-    without_sweeps,
-    words_of,
-)
+from fedsim.config.sweeps import expand, values_of, without_sweeps
+from fedsim.config.words import dotted_key, key_of, long_form, parse, parse_one, words_of
 from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector, check
 

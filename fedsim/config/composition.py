@@ -21,8 +21,9 @@ from fedsim.config.kept_configs import compose_by_hydra
 from fedsim.config.mistakes import composition_problems
 from fedsim.config.sources import options
 from fedsim.config.suggestions import mistaken_choice
-from fedsim.config.words import BAD_INPUT, first_line, key_of, parse, words_of
+from fedsim.config.words import BAD_INPUT, key_of, parse, words_of
 from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.core.text import first_line
 
 COMMAND_KEYS = ("scale", "small", "debug")
 """Top-level keys that serve only to compose a config. A run's config does not have them."""

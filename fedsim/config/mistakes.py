@@ -18,9 +18,10 @@ from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, missing_package_
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
 from fedsim.config.suggestions import PRESET_GROUPS, UNKNOWN_KEY, mistaken_choice, unknown_key
-from fedsim.config.words import dotted_key, first_line, parse_one, quoted, typed_in
+from fedsim.config.words import dotted_key, parse_one, quoted, typed_in
 from fedsim.core.configs import has_key
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector
+from fedsim.core.text import first_line
 
 
 def all_mistakes(

@@ -32,7 +32,8 @@ from fedsim.config.composition import (
 )
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
-from fedsim.config.words import is_plain_assignment, parse, parse_one, without_sweeps
+from fedsim.config.sweeps import without_sweeps
+from fedsim.config.words import is_plain_assignment, parse, parse_one
 from fedsim.core.disk import conf_dir
 
 VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")

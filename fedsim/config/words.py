@@ -1,33 +1,26 @@
 """Overrides: the words `key=value` of a command line, and of presets.
 
-This file reads single overrides, replaces names from papers by fedsim's, and expands sweeps
-(overrides with several values) into jobs. Functions that ask which config groups there are see the
-choices that Hydra composes from at the moment (`fedsim.config.sources.search_path`); outside of it
-there are none.
+This file reads single overrides, and replaces names from papers by fedsim's. Functions that ask
+which config groups there are see the choices that Hydra composes from at the moment
+(`fedsim.config.sources.search_path`); outside of it there are none.
 """
 
-import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from decimal import Decimal
-from itertools import islice, product
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Sweep
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.sources import known_choices, loader, options
-from fedsim.core.configs import SEED_KEYS, SHORTHANDS
+from fedsim.core.configs import SHORTHANDS
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector, check, rule
 
-MAX_JOBS = 10_000
-"""Maximum number of jobs of one command."""
 BAD_INPUT: tuple[type[Exception], ...] = (
     HydraException,
     OmegaConfBaseException,
@@ -166,12 +159,6 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={'null' if value is None else value}" for key, value in values.items()]
 
 
-def without_sweeps(words: Sequence[str]) -> list[str]:
-    """Return the words with a single value."""
-    overrides = zip(words, parse(words), strict=True)
-    return [word for word, override in overrides if not override.is_sweep_override()]
-
-
 def is_plain_assignment(override: Override) -> bool:
     """Return whether an override is `key=value` with one value: no `~key`, `+key` and no sweep."""
     is_added = override.is_add() or override.is_force_add()
@@ -204,91 +191,3 @@ def key_of(override: Override) -> str:
 def typed_in(override: Override) -> str:
     """Return the value of an override as it was typed."""
     return (override.input_line or "").partition("=")[2]
-
-
-def expand(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the words of each job of a sweep: every combination of values. The values of the last
-    key change fastest.
-
-    A later override takes the place of an earlier one of the same key. Raises `ConfigError` for
-    more than MAX_JOBS jobs.
-    """
-    words_by_key: dict[str, list[str]] = {}
-    for override in overrides:
-        key = override.get_key_element()
-        if options(override.key_or_group):
-            key = key.lstrip("~")  # `~group` and `group=choice` are about the same
-        # one more than allowed is enough to notice that there are too many
-        words_by_key[key] = list(islice(values_of(override), MAX_JOBS + 1))
-    num_jobs = math.prod(map(len, words_by_key.values()))
-    swept = ", ".join(key for key, words in words_by_key.items() if len(words) > 1)
-    text = f"must make at most {MAX_JOBS} jobs"
-    check(rule(num_jobs <= MAX_JOBS, swept, ..., text, "split the sweep into several commands"))
-    return [list(words) for words in product(*words_by_key.values())]
-
-
-def values_of(override: Override) -> Iterator[str]:
-    """Yield one word for each value that an override sweeps over, at least one.
-
-    Raises `ConfigError` for sweeps that have no values, or one of them twice.
-    """
-    key = override.get_key_element()
-    if not override.is_sweep_override():
-        yield f"{key}={override.get_value_element_as_str()}"
-        return
-
-    def rejection(text: str, remedy: str) -> ConfigError:
-        return ConfigError([Problem(key, typed_in(override), text, remedy)])
-
-    if not override.is_discrete_sweep():
-        command = f"fedsim search {shlex.quote(override.input_line or '')} trials=20"
-        remedy = f"{command} searches in it"
-        if key in SEED_KEYS:
-            remedy = f"{key}=range(0,5) is five of them"
-        raise rejection("must sweep single values: a,b or range()", remedy)
-    sweep = override.value()
-    if isinstance(sweep, RangeSweep) and sweep.step == 0:
-        raise rejection("must have a step other than 0", "leave it out for 1")
-    if isinstance(sweep, RangeSweep) and not all(map(math.isfinite, _floats_of(sweep))):
-        raise rejection("must have finite numbers", "for example range(0,5)")
-    values: set[str] = set()
-    for value in _with_decimal_range(override).sweep_string_iterator():
-        if value in values:
-            raise rejection(f"has {value} twice", "leave it out: a run is made once")
-        values.add(value)
-        yield f"{key}={value}"
-    if not values:
-        known = ", ".join(options(override.key_or_group))
-        remedy = f"known here: {known}" if known else "range(start,stop,step) ends before stop"
-        raise rejection("has no values", remedy)
-
-
-def _floats_of(sweep: RangeSweep) -> list[float]:
-    """Return those of start, stop and step of a range that are no integers."""
-    bounds = (sweep.start, sweep.stop, sweep.step)
-    return [number for number in bounds if isinstance(number, float)]
-
-
-def _with_decimal_range(override: Override) -> Override:
-    """Return `override`. If it sweeps over a range, the range counts in decimal numbers.
-
-    Hydra adds the step in binary numbers, so that `range(0.1,0.5,0.1)` has 0.30000000000000004.
-    """
-    sweep = override.value()
-    if not isinstance(sweep, RangeSweep) or not _floats_of(sweep):
-        return override
-    decimals: dict[str, Any] = {
-        "start": Decimal(str(sweep.start)),
-        "stop": Decimal(str(sweep.stop)),
-        "step": Decimal(str(sweep.step)),
-    }
-    return replace(override, _value=replace(sweep, **decimals))
-
-
-def first_line(error: BaseException) -> str:
-    """Return the message of a library's error in one line: the first one, or the first two if the
-    first ends in a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

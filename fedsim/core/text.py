@@ -46,3 +46,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     matches = difflib.get_close_matches(word, sorted(known), n=1, cutoff=SIMILARITY)
     return matches[0] if matches else None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the message of a library's error in one line: the first one, or the first two if the
+    first ends in a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

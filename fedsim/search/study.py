@@ -28,8 +28,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.config.plan import Plan
+from fedsim.config.sweeps import values_of
 from fedsim.config.user_code import changed_since
-from fedsim.config.words import key_of, typed_in, values_of
+from fedsim.config.words import key_of, typed_in
 from fedsim.core.configs import SEED_KEYS
 from fedsim.core.errors import ConfigError, DataError, Problem, at_least, check, rule
 from fedsim.core.record import Record, mean_of_last

@@ -28,7 +28,8 @@ from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.config.sources import known_choices
-from fedsim.config.words import key_of, parse, parse_one, values_of
+from fedsim.config.sweeps import values_of
+from fedsim.config.words import key_of, parse, parse_one
 from fedsim.config.yaml_files import head_of, read_text
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, Problem, at_least, check, rule

@@ -20,14 +20,20 @@ MAX_JOBS = 10_000
 
 
 def without_sweeps(words: Sequence[str]) -> list[str]:
-    """Return the words with a single value."""
+    """Return the words with a single value: `seed=7`, but not `seed=0,1`."""
     overrides = zip(words, parse(words), strict=True)
     return [word for word, override in overrides if not override.is_sweep_override()]
 
 
 def expand(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the words of each job of a sweep: every combination of values. The values of the last
-    key change fastest.
+    """Return the words of each job of a sweep: every combination of values.
+
+    The values of the last key change fastest:
+
+        expand(parse(["selector=gpfl", "num_rounds=9", "seed=0,1"])) == [
+            ["selector=gpfl", "num_rounds=9", "seed=0"],
+            ["selector=gpfl", "num_rounds=9", "seed=1"],
+        ]
 
     A later override takes the place of an earlier one of the same key. Raises `ConfigError` for
     more than MAX_JOBS jobs.
@@ -47,7 +53,7 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
 
 
 def values_of(override: Override) -> Iterator[str]:
-    """Yield one word for each value that an override sweeps over, at least one.
+    """Yield one word for each value of an override: `seed=0` and `seed=1` for `seed=0,1`.
 
     Raises `ConfigError` for sweeps that have no values, or one of them twice.
     """
@@ -55,41 +61,47 @@ def values_of(override: Override) -> Iterator[str]:
     if not override.is_sweep_override():
         yield f"{key}={override.get_value_element_as_str()}"
         return
-
-    def rejection(text: str, remedy: str) -> ConfigError:
-        return ConfigError([Problem(key, typed_in(override), text, remedy)])
-
-    if not override.is_discrete_sweep():
-        command = f"fedsim search {shlex.quote(override.input_line or '')} trials=20"
-        remedy = f"{command} searches in it"
-        if key in SEED_KEYS:
-            remedy = f"{key}=range(0,5) is five of them"
-        raise rejection("must sweep single values: a,b or range()", remedy)
-    sweep = override.value()
-    if isinstance(sweep, RangeSweep) and sweep.step == 0:
-        raise rejection("must have a step other than 0", "leave it out for 1")
-    if isinstance(sweep, RangeSweep) and not all(map(math.isfinite, _floats_of(sweep))):
-        raise rejection("must have finite numbers", "for example range(0,5)")
+    check(_endless(override))
     values: set[str] = set()
     for value in _with_decimal_range(override).sweep_string_iterator():
         if value in values:
-            raise rejection(f"has {value} twice", "leave it out: a run is made once")
+            remedy = "leave it out: a run is made once"
+            raise ConfigError([Problem(key, typed_in(override), f"has {value} twice", remedy)])
         values.add(value)
         yield f"{key}={value}"
     if not values:
         known = ", ".join(options(override.key_or_group))
         remedy = f"known here: {known}" if known else "range(start,stop,step) ends before stop"
-        raise rejection("has no values", remedy)
+        raise ConfigError([Problem(key, typed_in(override), "has no values", remedy)])
+
+
+def _endless(override: Override) -> Problem | None:
+    """Return the problem of a sweep whose values cannot be listed; None if they can."""
+    key = override.get_key_element()
+    value = typed_in(override)
+    if not override.is_discrete_sweep():  # an interval
+        command = f"fedsim search {shlex.quote(override.input_line or '')} trials=20"
+        remedy = f"{command} searches in it"
+        if key in SEED_KEYS:
+            remedy = f"{key}=range(0,5) is five of them"
+        return Problem(key, value, "must sweep single values: a,b or range()", remedy)
+    sweep = override.value()
+    if not isinstance(sweep, RangeSweep):
+        return None
+    if sweep.step == 0:
+        return Problem(key, value, "must have a step other than 0", "leave it out for 1")
+    is_finite = all(map(math.isfinite, _floats_of(sweep)))
+    return rule(is_finite, key, value, "must have finite numbers", "for example range(0,5)")
 
 
 def _floats_of(sweep: RangeSweep) -> list[float]:
-    """Return those of start, stop and step of a range that are no integers."""
+    """Return the start, stop and step of a range, without those that are integers."""
     bounds = (sweep.start, sweep.stop, sweep.step)
     return [number for number in bounds if isinstance(number, float)]
 
 
 def _with_decimal_range(override: Override) -> Override:
-    """Return `override`. If it sweeps over a range, the range counts in decimal numbers.
+    """Return `override`; a range in it counts in decimal numbers.
 
     Hydra adds the step in binary numbers, so that `range(0.1,0.5,0.1)` has 0.30000000000000004.
     """

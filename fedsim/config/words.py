@@ -1,8 +1,15 @@
 """Overrides: the words `key=value` of a command line, and of presets.
 
-This file reads single overrides, and replaces names from papers by fedsim's. Functions that ask
-which config groups there are see the choices that Hydra composes from at the moment
-(`fedsim.config.sources.search_path`); outside of it there are none.
+A *word* is an override as text. Hydra's parser makes an `Override` of it:
+
+    override = parse_one("selector=gpfl")
+    override.key_or_group == "selector"  # a config group, or a dotted key such as optimizer.lr
+    override.value() == "gpfl"           # a choice of the group, or a value such as 0.1
+    override.input_line == "selector=gpfl"
+
+fedsim also accepts names from papers: other spellings of a choice (`selector=GPFL`) and symbols in
+place of keys (`selector.alpha`). Which config groups and choices there are is known only inside the
+context manager `fedsim.config.sources.search_path`. Outside of it, no key is a group here.
 """
 
 import re
@@ -37,16 +44,20 @@ of fedsim or Hydra may raise them, too, and then passes for bad input."""
 def parse(words: Sequence[str]) -> list[Override]:
     """Return the overrides of `words`, in order. Raises `ConfigError` with all malformed words."""
     collector = ProblemCollector()
-    overrides = [collector.run(parse_one, word) for word in words]
+    overrides = []
+    for word in words:
+        override = collector.run(parse_one, word)
+        if override is not None:
+            overrides.append(override)
     check(*collector.problems)
-    return [override for override in overrides if override is not None]
+    return overrides
 
 
 def parse_one(word: str) -> Override:
     """Return the override of one word. Raises `ConfigError` if it is malformed.
 
     Names of choices get fedsim's spelling, so that the override's `input_line` may differ from
-    `word`. If Hydra is ready to compose, `glob(...)` stands for the choices of the group.
+    `word`. Inside of `search_path`, `glob(...)` stands for the choices of the group.
     """
     try:
         (override,) = OverridesParser.create(loader()).parse_overrides([as_fedsim_spells(word)])
@@ -61,7 +72,8 @@ def parse_one(word: str) -> Override:
 
 
 def _contains_sweep(value: Any) -> bool:
-    """Return whether a sweep is among the values of a sweep, a list or a mapping."""
+    """Return whether a sweep is among the values of a sweep, a list or a mapping, at any depth:
+    `range(3)` in `seed=7,range(3)`."""
     if isinstance(value, ChoiceSweep):
         members = value.list
     elif isinstance(value, Mapping):
@@ -74,25 +86,24 @@ def _contains_sweep(value: Any) -> bool:
 
 
 def _unreadable(word: str) -> Problem:
-    """Return the problem of a word that Hydra's parser rejects, with the quotes that it needs."""
-    key, equals, value = word.partition("=")
-    if not equals:
+    """Return the problem of a word that Hydra's parser rejects. The remedy has the word without
+    blanks around `=`, or with quotes."""
+    key, equals_sign, value = word.partition("=")
+    if not equals_sign:
         remedy = "a command is the first word; `fedsim --help` has the commands and the groups"
         return Problem(key[:200], ..., "is neither a command nor key=value", remedy)
-    stripped = f"{key.strip()}={value.strip()}"
-    if stripped == word:
-        example = quoted(key, value)
-        remedy = (
-            f"a list is [a,b], a mapping {{a:1}}; a text is quoted for the shell, too: {example}"
-        )
+    without_blanks = f"{key.strip()}={value.strip()}"
+    if without_blanks != word:
+        remedy = f"leave out the blanks: {shlex.quote(without_blanks)}"
     else:
-        remedy = f"leave out the blanks: {shlex.quote(stripped)}"
+        syntax = "a list is [a,b], a mapping {a:1}; a text is quoted for the shell, too"
+        remedy = f"{syntax}: {quoted(key, value)}"
     return Problem(key.strip()[:200], value[:200], "cannot be read as key=value", remedy)
 
 
 def quoted(key: str, value: str) -> str:
-    """Return the word that sets `key` to the text `value`, in quotes for fedsim and for the
-    shell."""
+    """Return the word that sets `key` to the text `value`, in quotes for fedsim and for the shell:
+    `'name="a,b"'`."""
     # Hydra's grammar: in quotes, only backslashes directly before a quote are doubled.
     escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
     last_backslashes = value[len(value.rstrip("\\")) :]
@@ -100,8 +111,8 @@ def quoted(key: str, value: str) -> str:
 
 
 def as_fedsim_spells(word: str) -> str:
-    """Return `word` with names of choices in fedsim's spelling: `selector=gpfl` for
-    `selector=GPFL` (`ChoiceFiles.meant`)."""
+    """Return `word` with names of choices in fedsim's spelling: `selector=gpfl,random` for
+    `selector=GPFL,FedAvg` (`ChoiceFiles.meant`)."""
     key, _, value = word.partition("=")
     group = key.lstrip("+")
     if not re.fullmatch(r"[\w., -]+", value) or not options(group):
@@ -115,8 +126,8 @@ def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
     """Return `words` with the shorthands of papers (`SHORTHANDS`) written out.
 
     `selector=gpfl selector.alpha=0,1` becomes `selector=gpfl selector/exploration=fixed
-    selector.exploration.value=0,1`. A shorthand counts only if the selector has its group: another
-    selector may have a key of that name.
+    selector.exploration.value=0,1`. A shorthand counts only if a chosen selector has its group:
+    another selector may have a key of that name.
     """
     words = [as_fedsim_spells(word) for word in words]
     values: dict[str, str] = {}
@@ -125,33 +136,38 @@ def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
         values[key] = value
     if SHORTHANDS.keys().isdisjoint(values):
         return words
-    groups: set[str] = set()
-    for selector in _chosen_selectors(values, files):
-        if files.has("selector", selector):
-            groups.update(files.all_included("selector", selector))
 
+    groups = _groups_of_selectors(values, files)
     long_words: list[str] = []
     for word in words:
         key, _, value = word.partition("=")
-        group, choice, long_key = SHORTHANDS.get(key, ("", "", ""))
-        if group not in groups:
+        shorthand = SHORTHANDS.get(key)
+        if shorthand is None or shorthand[0] not in groups:
             long_words.append(word)
             continue
+        group, choice, long_key = shorthand
         if choice and group not in values:
             long_words.append(f"{group}={choice}")
         long_words.append(f"{long_key}={value}")
     return long_words
 
 
-def _chosen_selectors(values: Mapping[str, str], files: ChoiceFiles) -> list[str]:
-    """Return the selectors that overrides choose, directly or by their preset. `values` has the
-    values of the overrides by key."""
-    if "selector" in values:
-        return values["selector"].split(",")
+def _groups_of_selectors(values: Mapping[str, str], files: ChoiceFiles) -> set[str]:
+    """Return the groups that the chosen selectors include: `selector/exploration` for gpfl.
+
+    `values` has the values of the overrides by key. They choose selectors directly or by a preset.
+    """
+    selectors: list[str] = []
     preset = values.get("preset", "")
-    if not files.has("preset", preset):
-        return []
-    return [files.all_included("preset", preset).get("selector", "")]
+    if "selector" in values:
+        selectors = values["selector"].split(",")
+    elif files.has("preset", preset):
+        selectors = [files.all_included("preset", preset).get("selector", "")]
+    groups: set[str] = set()
+    for selector in selectors:
+        if files.has("selector", selector):
+            groups.update(files.all_included("selector", selector))
+    return groups
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
@@ -160,19 +176,20 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def is_plain_assignment(override: Override) -> bool:
-    """Return whether an override is `key=value` with one value: no `~key`, `+key` and no sweep."""
+    """Return whether an override is `key=value` with one value: not `~key`, `+key=value` or a
+    sweep."""
     is_added = override.is_add() or override.is_force_add()
     return not (is_added or override.is_delete() or override.is_sweep_override())
 
 
 def chooses_nothing(override: Override) -> bool:
-    """Return whether an override is `group=null`. fedsim allows it for Hydra's `~group`."""
+    """Return whether an override is `group=null`, which fedsim accepts for Hydra's `~group`."""
     is_null = is_plain_assignment(override) and override.value() is None
     return is_null and bool(options(override.key_or_group))
 
 
 def as_hydra_reads(override: Override) -> str:
-    """Return the word of an override as Hydra reads it: `~group` in place of `group=null`."""
+    """Return the word that Hydra understands for an override: `~group` for `group=null`."""
     if chooses_nothing(override):
         return f"~{override.key_or_group}"
     return override.input_line or ""
@@ -184,7 +201,10 @@ def dotted_key(word: str) -> str:
 
 
 def key_of(override: Override) -> str:
-    """Return the key that an override sets, or the group, with its package if it names one."""
+    """Return the key or group that an override sets, without `+` and `~`.
+
+    A package is kept: `selector/sketch@other` for `+selector/sketch@other=topk`.
+    """
     return override.get_key_element().lstrip("+~")
 
 

@@ -293,13 +293,6 @@ class ChoiceFiles:
         return None
 
 
-def missing_package_line(file: ChoiceFile) -> Problem:
-    """Return the problem of a file that lacks the line `# @package _global_`, which puts its keys
-    at the top level."""
-    text = f"has its keys below `{file.group}`, where none is known"
-    return Problem(str(file.path), ..., text, "make `# @package _global_` its first line")
-
-
 def included_choices(entries: Sequence[Any], group: str) -> Iterator[tuple[str, str]]:
     """Yield group and name of each choice that the defaults list of a file of `group` includes.
 

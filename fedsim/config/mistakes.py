@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from fedsim.config.build import unknown
-from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, missing_package_line
+from fedsim.config.choice_files import ChoiceFile, ChoiceFiles
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
 from fedsim.config.suggestions import PRESET_GROUPS, UNKNOWN_KEY, mistaken_choice, unknown_key
@@ -142,6 +142,13 @@ def _mistaken_entry(key: str, choice: Any, file: ChoiceFile, files: ChoiceFiles)
     if mistake is not None:
         return replace(mistake, key=place, value=...)
     return missing_package_line(file) if file.package == file.group else None
+
+
+def missing_package_line(file: ChoiceFile) -> Problem:
+    """Return the problem of a file that lacks the line `# @package _global_`, which puts its keys
+    at the top level."""
+    text = f"has its keys below `{file.group}`, where none is known"
+    return Problem(str(file.path), ..., text, "make `# @package _global_` its first line")
 
 
 def several_values(override: Override) -> Problem:

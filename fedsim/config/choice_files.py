@@ -19,13 +19,15 @@ file as conf/selector/mine.yaml:
 
 The *package* of a file is the dotted key below which its keys are in a config: `selector` here.
 
-Hydra composes the configs of runs. This file answers what must not wait for Hydra, or what Hydra
-does not answer: which keys a choice adds to a config, and which choices have a key. Error messages,
-lists of choices and the fast composition of sweeps (overlay.py) use it. For shipped choices the
-answers equal Hydra's: tests/test_choice_files.py compares keys, and tests/test_overlay.py whole
-configs. Three rare kinds of entries are ignored here, although Hydra composes them: a choice with a
-package (`gpfl@elsewhere`), several choices of one group, and interpolations. Only files of users
-have them; messages and lists then lack the keys that they add.
+Hydra composes the configs of runs. This file answers two questions, the first one faster than
+Hydra, which cannot answer the second: which keys does a choice add to a config, and which choices
+have a key? Error messages, lists of choices and the fast composition of sweeps (overlay.py) use the
+answers. For shipped choices they equal Hydra's: tests/test_choice_files.py compares keys, and
+tests/test_overlay.py whole configs.
+
+Three rare kinds of entries are ignored here, although Hydra composes them: a choice with a package
+(`gpfl@elsewhere`), several choices of one group, and interpolations. Only files of users have them;
+messages and lists then lack the keys that they add.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,14 +53,17 @@ from fedsim.core.errors import ConfigError, Problem
 class ChoiceFile:
     """The file of a choice, together with its bases.
 
-    - `text`: the content of the file.
-    - `package`: the dotted key below which its keys are in a config.
-    - `own_values`: its keys with their values.
-    - `values`: these, merged with those of the bases that have the same package.
-    - `entries`: its defaults list.
-    - `included`: the choices that it and its bases include themselves, by their groups, which are
-      other groups. `ChoiceFiles.all_included` adds what these choices include.
-    - `bases`: the files of its bases.
+    The example is conf/selector/mine.yaml at the head of this module.
+
+    - `group`, `name`, `path`, `text`: `selector`, `mine`, and the file with its content.
+    - `package`: the dotted key below which its keys are in a config, `selector`.
+    - `own_values`: its keys with their values, `{"metric": "dot"}`.
+    - `values`: these, merged with the `values` of the bases that have the same package.
+    - `entries`: its defaults list, `["gpfl", {"override exploration": "fixed"}, "_self_"]`.
+    - `included`: the choices of other groups in its defaults list and in those of its bases, by
+      group: `{"selector/exploration": "fixed"}`. `ChoiceFiles.all_included` adds what these choices
+      include.
+    - `bases`: the files of its bases, here gpfl.yaml.
     """
 
     group: str
@@ -74,7 +79,10 @@ class ChoiceFile:
 
 
 class ChoiceFiles:
-    """The choices in `folders`. If several folders have a choice, the first folder's is taken."""
+    """The choices in `folders`, which are conf/ and perhaps that of --config-dir.
+
+    If several folders have a choice, the first folder's is taken.
+    """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
@@ -82,7 +90,7 @@ class ChoiceFiles:
 
     @cached_property
     def groups(self) -> list[str]:
-        """The names of all groups: `selector`, `selector/sketch`."""
+        """The names of all groups, such as `selector` and `selector/sketch`, sorted."""
         groups = set()
         for folder in self.folders:
             for path in folder.rglob("*.yaml"):
@@ -183,7 +191,8 @@ class ChoiceFiles:
     def read(self, group: str, name: str, derived: Sequence[str] = ()) -> ChoiceFile:
         """Return the choice `name`, which its group must have (see `has`).
 
-        `derived` is for the recursion: the choices of which this one is a base, the nearest last.
+        `derived` is for the recursion: choices that are being read, each of which has the next one
+        as a base. The last of them has this one as a base.
         Raises `ConfigError` if this file or a base cannot be read, or if a choice is its own base.
         A base that does not exist is skipped: Hydra reports it.
         """
@@ -197,8 +206,7 @@ class ChoiceFiles:
         entries = self.defaults(content, group)
         own_values = {str(key): value for key, value in content.items() if key != "defaults"}
 
-        chain = [*derived, name]
-        bases: list[ChoiceFile] = []
+        bases = self._bases(group, entries, path, [*derived, name])
         values: dict[str, Any] = {}
         included_by_bases: dict[str, str] = {}
         included: dict[str, str] = {}
@@ -207,14 +215,8 @@ class ChoiceFiles:
                 values = merge(values, own_values)
             elif other_group != group:
                 included[other_group] = choice
-            elif choice in chain:
-                circle = [*chain[chain.index(choice) :], choice]
-                text = f"is its own base: {' -> '.join(circle)}"
-                remedy = "leave one of them out of a defaults list"
-                raise ConfigError([Problem(str(path), ..., text, remedy)])
-            elif self.has(group, choice):
-                base = self.read(group, choice, chain)
-                bases.append(base)
+            elif choice in bases:
+                base = bases[choice]
                 included_by_bases.update(base.included)
                 if base.package == package:
                     values = merge(values, base.values)
@@ -228,13 +230,37 @@ class ChoiceFiles:
             values=values,
             entries=entries,
             included=included_by_bases | included,
-            bases=bases,
+            bases=list(bases.values()),
         )
         self._files[group, name] = file
         return file
 
+    def _bases(
+        self, group: str, entries: Sequence[Any], path: Path, chain: Sequence[str]
+    ) -> dict[str, ChoiceFile]:
+        """Return the bases in the defaults list `entries` of the file `path`, by name.
+
+        `chain` has the choices that are being read, each of which has the next one as a base. The
+        last of them is the choice of this file. Raises `ConfigError`.
+        """
+        bases: dict[str, ChoiceFile] = {}
+        for other_group, choice in included_choices(entries, group):
+            if other_group != group or choice == "_self_":
+                continue
+            if choice in chain:
+                circle = [*chain[chain.index(choice) :], choice]
+                text = f"is its own base: {' -> '.join(circle)}"
+                remedy = "leave one of them out of a defaults list"
+                raise ConfigError([Problem(str(path), ..., text, remedy)])
+            if self.has(group, choice):
+                bases[choice] = self.read(group, choice, chain)
+        return bases
+
     def all_included(self, group: str, name: str) -> dict[str, str]:
-        """Return what a choice includes in other groups, directly or not: one choice a group."""
+        """Return what a choice includes in other groups, directly or not, by group.
+
+        If several files include a choice of the same group, the outer file's counts.
+        """
         choices: dict[str, str] = {}
         to_read = [(group, name)]
         while to_read:
@@ -246,7 +272,10 @@ class ChoiceFiles:
         return choices
 
     def config(self, group: str, name: str) -> dict[str, Any]:
-        """Return everything that a choice, with all that it includes, adds to a config."""
+        """Return everything that a choice, with all that it includes, adds to a config.
+
+        The keys are nested from the top level, as in the example at the head of this module.
+        """
         config: dict[str, Any] = {}
         included = self.all_included(group, name)
         for file in self._files_to_merge(group, name, included, set()):
@@ -259,10 +288,12 @@ class ChoiceFiles:
         """Yield the files of a choice and of all that it includes in Hydra's order: the own values
         of a later file win.
 
-        A file stands where its defaults list has `_self_`; all that another entry includes stands
-        where this entry is. A group has one choice, that in `included`, and it stands at the first
-        entry about the group. So an `override` takes the place of the entry that it overrides,
-        which comes earlier. `done` are the groups whose choice has been yielded; it is extended.
+        For the example at the head of this module, these are exploration/fixed.yaml, gpfl.yaml and
+        mine.yaml. A file stands where its defaults list has `_self_`. All that another entry
+        includes stands where this entry is. A group has one choice, that in `included`, and it
+        stands at the first entry about the group. So an `override` takes the place of the entry
+        that it overrides, which comes earlier. `done` has the groups whose choice has been yielded;
+        this method extends it.
         """
         file = self.read(group, name)
         for other_group, choice in included_choices(file.entries, group):
@@ -296,8 +327,10 @@ class ChoiceFiles:
 def included_choices(entries: Sequence[Any], group: str) -> Iterator[tuple[str, str]]:
     """Yield group and name of each choice that the defaults list of a file of `group` includes.
 
-    The name `_self_` stands for the file's own keys. As in Hydra, they come last if it is not
-    listed. Entries that are not supported are skipped (see the head of this module).
+    For the example at the head of this module, these are `selector`, `gpfl`; then
+    `selector/exploration`, `fixed`; then `selector`, `_self_`. The name `_self_` stands for the
+    file's own keys. As in Hydra, they come last if it is not listed. Entries that are not supported
+    are skipped (see the head of this module).
     """
     has_self = False
     for entry in entries:
@@ -325,4 +358,6 @@ def _group_of_entry(key: Any, group: str) -> str:
 def _from_top(path: str, group: str) -> str:
     """Return a path in a defaults list of `group` as it reads from the top level, without a slash
     in front: `/x` is x, and `x` is group/x."""
-    return path.removeprefix("/") if path.startswith("/") else f"{group}/{path}".lstrip("/")
+    if path.startswith("/"):
+        return path.removeprefix("/")
+    return f"{group}/{path}".lstrip("/")

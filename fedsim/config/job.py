@@ -14,10 +14,16 @@ from fedsim.config.choice_files import ChoiceFiles
 class ComposedJob:
     """The config of one job as plain containers, and the words and choices that made it.
 
-    `choices`: the choice made in each group. `overrides`: all words that the config was composed
-    of: those of the command line, and those that a preset or a scale adds. `typed`: the keys and
-    groups on the command line. `launcher`: the node `hydra.launcher`, which says how jobs are
-    started. `files`: the choices that could be made.
+    For example, `fedsim selector=gpfl seed=1` has one job:
+
+    - `config`: `{"selector": {"_target_": ...}, "seed": 1, "num_rounds": 50, ...}`.
+    - `choices`: the choice made in each group, `{"selector": "gpfl", "selector/exploration":
+      "linear", "dataset": "digits", ...}`.
+    - `overrides`: all words that the config was composed of, `("selector=gpfl", "seed=1")`. Those
+      that a preset or a scale adds are among them.
+    - `typed`: the keys and groups on the command line, `{"selector", "seed"}`.
+    - `launcher`: the node `hydra.launcher`, which says how jobs are started.
+    - `files`: the choices that could be made.
     """
 
     config: dict[str, Any]

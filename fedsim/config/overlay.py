@@ -9,9 +9,13 @@ another composed job, its *base*, in two ways:
   choices add only the node of their group (the mapping at the group's key) to a config. The job has
   the base's config with the node of the other choice.
 
-Hydra composes all other jobs: jobs with `~key`, `+key`, mappings, keys of `hydra`, interpolations,
-and unknown keys, for which Hydra has the error message. tests/test_overlay.py compares derived jobs
-with Hydra's.
+For example, `fedsim -m selector=random,gpfl seed=0,1` has four jobs. Hydra composes the words
+`selector=random` alone. A base of the words `selector=gpfl` is derived from it by the choice, and
+the four jobs are derived from these two bases by the values of `seed`.
+
+Hydra composes all jobs that cannot be derived: jobs with `~key`, `+key`, mappings, keys of `hydra`,
+interpolations, and unknown keys, for which Hydra has the error message. tests/test_overlay.py
+compares derived jobs with Hydra's.
 """
 
 import re
@@ -42,14 +46,15 @@ MAX_BASES = 200
 """Maximum number of bases that are kept, so that a sweep over many choices does not hold them
 all."""
 Words = tuple[str, ...]
+"""The words of a job, in their order."""
 
 
 @dataclass(frozen=True)
 class Base:
     """A composed job, from which other jobs may be derived.
 
-    `is_closed`: no value of its config depends on another value or is missing. Only then can a
-    value be replaced without composing again.
+    `is_closed` says that no value of its config depends on another value (`lr: ${rate}`) or is
+    missing (`lr: ???`). Only then can a value be replaced without composing again.
     """
 
     job: ComposedJob
@@ -62,8 +67,9 @@ class JobComposer:
     def __init__(
         self, config_name: str, typed: frozenset[str], configs: Mapping[Words, DictConfig]
     ) -> None:
-        """`typed` are the keys and groups on the command line. `configs` are those that Hydra has
-        composed already, by their words."""
+        """`config_name` is the file at the top of conf/, `config` by default. `typed` has the keys
+        and groups on the command line. `configs` has what Hydra has composed already, by the words:
+        `{("selector=gpfl",): <the config>}`."""
         self._config_name = config_name
         self._typed = typed
         self._configs = configs
@@ -76,15 +82,15 @@ class JobComposer:
     def compose(self, words: Sequence[str]) -> ComposedJob:
         """Return the job of `words`, composed by Hydra.
 
-        If the words choose a scale, its changes are put before them. It does no harm if the words
-        have these changes already.
+        If the words choose a scale, its changes are put before them. Words that have these changes
+        already are composed as they are: `words_of_scale` leaves out keys that they set.
         """
-        config = self._config(tuple(words))
+        config = self._compose_config(tuple(words))
         scale_words = without_sweeps(words_of_scale(config, parse(words)))
         if scale_words:
             words = [*scale_words, *words]
-            config = self._config(tuple(words))
-        return self._make_base(config, tuple(words)).job
+            config = self._compose_config(tuple(words))
+        return self._base_from(config, tuple(words)).job
 
     def derive(self, words: Sequence[str]) -> ComposedJob:
         """Return the job of `words`, derived from another job if that is possible.
@@ -102,34 +108,32 @@ class JobComposer:
             else:
                 other_words.append(word)
 
-        base = self._base(tuple(other_words))
-        config = None
-        if base.is_closed:
-            config = _with_values(base.job.config, values)
-        if config is None:
-            return self._base(tuple(words)).job
-        if config.get("name", "") is None:
+        base = self._base_of(tuple(other_words))
+        config = _with_values(base.job.config, values) if base.is_closed else None
+        if config is None:  # all words make a base
+            return self._base_of(tuple(words)).job
+        if config.get("name", "") is None:  # the user typed name=null
             config["name"] = run_name(base.job.choices)
         return replace(base.job, config=config, overrides=tuple(words))
 
-    def _base(self, words: Words) -> Base:
-        """Return the base of `words`, and keep it for other jobs."""
+    def _base_of(self, words: Words) -> Base:
+        """Return the base of `words`: a kept one, a derived one, or one that Hydra composes. Keep
+        it for other jobs."""
         if words not in self._bases:
             if len(self._bases) >= MAX_BASES:
                 self._bases.clear()
             base = self._derive_base(words)
             if base is None:
-                base = self._make_base(self._config(words), words)
+                base = self._base_from(self._compose_config(words), words)
             self._bases[words] = base
         return self._bases[words]
 
     def _derive_base(self, words: Words) -> Base | None:
-        """Return the base of `words`, derived by a choice from a base that is kept.
+        """Return the base of `words`, derived by a choice from a kept base; None if that cannot be.
 
-        Returns None if the words of no such base differ in just a choice, or if the base with the
-        latest such words does not allow it.
+        Only the latest closed base whose words differ from `words` in one choice is tried.
         """
-        for other_words, base in reversed(self._bases.items()):  # neighbours differ least
+        for other_words, base in reversed(self._bases.items()):
             change = _differing_choice(other_words, words)
             if change is not None and base.is_closed:
                 group, choice = change
@@ -137,13 +141,13 @@ class JobComposer:
                 return None if job is None else Base(job, is_closed=True)
         return None
 
-    def _config(self, words: Words) -> DictConfig:
+    def _compose_config(self, words: Words) -> DictConfig:
         """Return the config that Hydra composes of `words`, with Hydra's own node."""
         config = self._configs.get(words)
         return compose_config(words, self._config_name) if config is None else config
 
-    def _make_base(self, config: DictConfig, words: Words) -> Base:
-        """Return the base that a config of Hydra makes, which was composed of `words`."""
+    def _base_from(self, config: DictConfig, words: Words) -> Base:
+        """Return the base of a config that Hydra has composed of `words`."""
         choices = choices_of(config)
         launcher: Any = OmegaConf.to_container(config.hydra.launcher)
         values = resolved(config, choices)
@@ -156,7 +160,8 @@ class JobComposer:
 def _differing_choice(old_words: Words, new_words: Words) -> tuple[str, str] | None:
     """Return key and value of the only word in which `new_words` differ from `old_words`.
 
-    Returns None if they differ in several words, or in the key of a word.
+    These are `selector`, `gpfl` for the words `selector=random seed=1` and `selector=gpfl seed=1`.
+    Returns None if several words differ, or if the words that differ have other keys.
     """
     if len(old_words) != len(new_words):
         return None
@@ -170,10 +175,12 @@ def _differing_choice(old_words: Words, new_words: Words) -> tuple[str, str] | N
 
 
 def _with_choice(job: ComposedJob, group: str, choice: str, words: Words) -> ComposedJob | None:
-    """Return the job of `words`, which differ from those of `job` in the `choice` of `group`.
+    """Return the job of `words`, which differ from those of `job` only in the `choice` of `group`.
 
-    Returns None if that could change more of the config than the node of the group. Only choices of
-    conf/ are derived, because tests compare all of them with Hydra's result.
+    It has the config of `job` with the node of the new choice, for example the value of
+    `config["selector"]` for `selector=gpfl`. Returns None if the choice could change more of the
+    config than this node. Only choices of conf/ are derived, because tests compare all of them with
+    Hydra's result.
     """
     files = job.files
     old_choice = job.choices.get(group, "")
@@ -181,7 +188,7 @@ def _with_choice(job: ComposedJob, group: str, choice: str, words: Words) -> Com
     if not old_choice or not is_shipped:
         return None
 
-    # 1. Both choices make the node of the group and nothing else. The new one has no missing value
+    # 1. Both choices make the node of the group and nothing else. The new node has no missing value
     # and no interpolation, which would have to be resolved.
     old_config = files.config(group, old_choice)
     new_config = files.config(group, choice)
@@ -190,11 +197,15 @@ def _with_choice(job: ComposedJob, group: str, choice: str, words: Words) -> Com
     if "${" in str(new_config) or not _is_closed(new_config):
         return None
 
-    # 2. No word and no choice outside of the group changes the node.
+    # 2. No word and no choice outside of the group changes the node: no word like
+    # `selector.metric=dot` or `selector/exploration=fixed`, and no preset with such keys.
     if any(re.match(rf"[+~]*{group}[/.@]", word) for word in words):
         return None
-    outer_choices = {g: name for g, name in job.choices.items() if g.partition("/")[0] != group}
-    for other_group, name in outer_choices.items():
+    outer_choices: dict[str, str] = {}
+    for other_group, name in job.choices.items():
+        if other_group.partition("/")[0] == group:
+            continue
+        outer_choices[other_group] = name
         if files.has(other_group, name) and group in files.config(other_group, name):
             return None
     if old_config[group] != job.config[group]:
@@ -213,8 +224,8 @@ def _with_choice(job: ComposedJob, group: str, choice: str, words: Words) -> Com
 
 
 def _sets_plain_value(override: Override) -> bool:
-    """Return whether an override sets a key of a run to a number, a text, a truth value or null, or
-    to a list of these."""
+    """Return whether an override sets a key of a run to a plain value: a number, a text, a truth
+    value, null, or a list of these."""
     key = override.key_or_group
     if not is_plain_assignment(override) or override.package is not None:
         return False
@@ -227,7 +238,10 @@ def _sets_plain_value(override: Override) -> bool:
 
 
 def _is_closed(node: Any) -> bool:
-    """Return whether no value in a node of a config depends on another one or is missing."""
+    """Return whether no value in a node of a config depends on another one or is missing.
+
+    A node is a mapping, a list or a single value, with interpolations not yet resolved.
+    """
     if isinstance(node, Mapping):
         return all(map(_is_closed, node.values()))
     if isinstance(node, list):
@@ -236,7 +250,7 @@ def _is_closed(node: Any) -> bool:
 
 
 def _with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a copy of `config` with `values` at dotted keys.
+    """Return a copy of `config` with `values`, such as `{"optimizer.lr": 0.1}`, at dotted keys.
 
     Returns None if a key is unknown or has a mapping. Only the mappings on the way to a changed
     value are copied; the others are shared with `config`.

@@ -1,15 +1,23 @@
 """Compose a command line and conf/ into the configs of all its jobs, and check these.
 
-All of this happens before anything runs. fedsim reports mistakes in three stages, and at each stage
-all of them at once: first mistakes in the words of the command line (`fedsim.config.mistakes`),
-then in the values of all jobs (`fedsim.config.plan`), then mistakes that show when components are
-built (`fedsim.config.parts`).
+All of this happens before anything runs, in three stages. Each stage reports all of its mistakes at
+once:
 
-The words are the overrides of the command line. The scale (`scale=small` or `debug`) makes a job
+1. `compose_jobs` composes the jobs. Mistakes are in the words of the command line
+   (`fedsim.config.mistakes`).
+2. `outlined` makes a plan of each job. Mistakes are in names, types and ranges of values
+   (`fedsim.config.plan`).
+3. `check_components` builds the components of each plan. Mistakes are those that only components
+   can tell (`fedsim.config.parts`).
+
+`check_jobs` is stages 2 and 3. `make_plan` is both for a config that has been composed already.
+
+    with search_path():
+        jobs = compose_jobs(["selector=random,gpfl", "seed=0,1"], multirun=True)  # four jobs
+        plans = check_jobs(jobs)  # four plans
+
+The *words* are the overrides of the command line. The scale (`scale=small` or `debug`) makes a job
 smaller; a preset may add overrides with several values, over which it sweeps.
-
-A command calls `compose_jobs`, `outlined` and `check_rest`, one for each stage. `check_jobs` is
-short for the last two. `make_plan` does both for a config that has been composed already.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from fedsim.config.composition import choices_of, compose_config, run_name, words_of_scale
@@ -62,19 +71,13 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
         if options(override.key_or_group):
             check(*(mistaken_choice(parse_one(word)) for word in values_of(override)))
 
-    # 2. Compose the words with one value. Words about a group that is swept over are left out, such
-    # as `selector.alpha=1` with `selector=a,b`: not every choice may have their key.
-    swept_keys = tuple(f"{dotted_key(override.key_or_group)}." for override in swept)
-    single_words = []
-    for override in overrides:
-        # with a dot at the end, so that the key `selectors` is not below `selector`
-        if not f"{dotted_key(override.key_or_group)}.".startswith(swept_keys):
-            single_words.append(override.input_line or "")
+    # 2. Compose the words with one value. This config has the preset's sweep and the scale.
+    single_words = _words_beside(swept, overrides)
     config = compose_config(single_words, config_name)
 
-    # 3. Add the changes of the scale and the sweep of the preset, and expand. The user's words come
-    # last, so that they replace both. If the scale differs between jobs, the changes are not the
-    # same for all, and are added to each job in step 4.
+    # 3. Expand the sweep. The changes of the scale and the preset's sweep come before the user's
+    # words, so that these replace both. If the scale may differ between jobs, its changes are added
+    # to each job in step 4.
     scales_differ = any(override.key_or_group in ("preset", "scale") for override in swept)
     scale_words = [] if scales_differ else words_of_scale(config, overrides)
     if multirun or str(config.hydra.mode).endswith("MULTIRUN"):
@@ -84,7 +87,7 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
         check(*map(several_values, swept))
         words_by_job = [[*scale_words, *words]]
 
-    # 4. Compose the jobs. `derive` adds no changes of a scale.
+    # 4. Compose the jobs. Only `compose` adds the changes of the scale.
     typed = frozenset(map(key_of, overrides))
     composer = JobComposer(config_name, typed, {tuple(single_words): config})
     if scales_differ or len(words_by_job) == 1:
@@ -92,11 +95,25 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
     return [composer.derive(job_words) for job_words in words_by_job]
 
 
-def config_page(words: Sequence[str], *, config_name: str, resolve: bool) -> str:
-    """Return the config that `words` compose to, as YAML, with the name and the changes of `scale`.
+def _words_beside(swept: Sequence[Override], overrides: Sequence[Override]) -> list[str]:
+    """Return the words of `overrides`, without those that are `swept` and those about keys below.
 
-    Words with several values are left out. `resolve` resolves interpolations. Must be called inside
-    `search_path`. Raises `ConfigError`.
+    Not every value may have such a key: `selector.rho=1` is left out with `selector=random,gpfl`.
+    """
+    # with a dot at the end, so that the key `selectors` is not below `selector`
+    swept_keys = tuple(f"{dotted_key(override.key_or_group)}." for override in swept)
+    words = []
+    for override in overrides:
+        if not f"{dotted_key(override.key_or_group)}.".startswith(swept_keys):
+            words.append(override.input_line or "")
+    return words
+
+
+def config_page(words: Sequence[str], *, config_name: str, resolve: bool) -> str:
+    """Return the config that `words` make, as YAML: what `fedsim --cfg job` prints.
+
+    It has the run's name and the changes of the scale. Words with several values are left out.
+    `resolve` resolves interpolations. Must be called inside `search_path`. Raises `ConfigError`.
     """
     words = without_sweeps(long_form(words, known_choices()))
     config = compose_config(words, config_name)
@@ -115,7 +132,7 @@ def check_jobs(jobs: Sequence[ComposedJob]) -> list[Plan]:
     if there are none, problems that show when components are built.
     """
     plans = outlined(jobs)
-    check_rest(jobs, plans)
+    check_components(jobs, plans)
     return plans
 
 
@@ -137,9 +154,10 @@ def outlined(jobs: Sequence[ComposedJob]) -> list[Plan]:
 
 
 def _names_by_swept_values(jobs: Sequence[ComposedJob]) -> list[str]:
-    """Return a name for each job of a sweep: selector, values in which jobs differ, and seed.
+    """Return a name for each job of a sweep, such as `gpfl lr=0.1 s1`.
 
-    Keys have their short names, as in `gpfl alpha=0.5 s1`. The name of the only job is empty.
+    It has the selector, the values in which the jobs differ, with the short names of their keys,
+    and the seed. The name of the only job is empty.
     """
     if len(jobs) == 1:
         return [""]
@@ -157,15 +175,17 @@ def _names_by_swept_values(jobs: Sequence[ComposedJob]) -> list[str]:
     return names
 
 
-def check_rest(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:
-    """Build the components of jobs that are `outlined` as `plans`.
+def check_components(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:
+    """Build the components of jobs whose plans are `outlined`.
 
     Raises `ConfigError` with all problems that show only then.
     """
+    if not jobs:
+        return
+    from fedsim.config.parts import check_parts  # imports PyTorch
+
     collector = ProblemCollector()
     for job, plan in zip(jobs, plans, strict=True):
-        from fedsim.config.parts import check_parts  # imports PyTorch; not needed without jobs
-
         try:
             check_parts(plan, elsewhere=runs_elsewhere(job.launcher))
         except ConfigError as error:
@@ -174,7 +194,11 @@ def check_rest(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:
 
 
 def make_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
-    """Return the plan of `config` with its components checked. Raises `ConfigError`."""
+    """Return the plan of a composed config, with its components checked.
+
+    `choices` has the choice made in each group, such as `{"selector": "gpfl"}`. Raises
+    `ConfigError`.
+    """
     from fedsim.config.parts import check_parts  # imports PyTorch
 
     plan = outline(config, choices)
@@ -183,11 +207,13 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
 
 
 def _epochs_without_effect(job: ComposedJob) -> Problem | None:
-    """Return the problem of `local.epochs` on the command line where `local.steps` replaces it."""
+    """Return the problem of `local.epochs` on the command line while the config has `local.steps`,
+    which replaces it; None if there is none."""
     local = job.config.get("local")
     if not isinstance(local, dict) or "local.epochs" not in job.typed:
         return None
-    epochs, steps = local.get("epochs"), local.get("steps")
+    epochs = local.get("epochs")
+    steps = local.get("steps")
     if epochs is None or steps is None:
         return None
     text = f"has no effect while local.steps={steps}"

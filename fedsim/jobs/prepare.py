@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.config.build import instantiate
-from fedsim.config.compose import check_rest, compose_jobs, outlined, search_path
+from fedsim.config.compose import check_components, compose_jobs, outlined, search_path
 from fedsim.config.hydra_node import CHECKED_LAUNCHERS, SUBMITIT_LAUNCHERS
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
@@ -72,7 +72,7 @@ def check_all(
     folders_left = {plan.folder for plan in plans_left}
     plans_of_jobs = zip(jobs, plans, strict=True)
     jobs_left = [job for job, plan in plans_of_jobs if plan.folder in folders_left]
-    check_rest(jobs_left, plans_left)
+    check_components(jobs_left, plans_left)
     launcher = build_launcher(node)
     # `dispatch` has imported this module if torchrun has started several ranks. It is not imported
     # here, because that takes as long as importing PyTorch.

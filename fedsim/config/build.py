@@ -42,6 +42,8 @@ PASSED: Mapping[str, tuple[str, ...]] = {
 """Names of the arguments that fedsim passes by position to the class of a config group (the folder
 in conf/, which is also the key of its node). Other groups get none. `inspect_node` and messages use
 them, so they must agree with the calls of `instantiate`."""
+UNKNOWN_KEY = "is not a known key"
+"""The rule that an unknown key violates."""
 ORDER_REMEDY = "put these parameters first; those from the config are given by name"
 """What to do about a constructor that does not take the arguments of `PASSED` by position."""
 
@@ -301,7 +303,7 @@ def unknown(name: str, known: Iterable[str], key: str = "") -> Problem:
         remedy = f"known here: {', '.join(names) or 'no key'}"
     else:
         remedy = f"did you mean {_join(key, similar)}?"
-    return Problem(_join(key, name), ..., "is not a known key", remedy)
+    return Problem(_join(key, name), ..., UNKNOWN_KEY, remedy)
 
 
 def _join(prefix: str, name: str) -> str:

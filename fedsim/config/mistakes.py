@@ -13,11 +13,11 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from fedsim.config.build import unknown
+from fedsim.config.build import UNKNOWN_KEY, unknown
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
-from fedsim.config.suggestions import PRESET_GROUPS, UNKNOWN_KEY, mistaken_choice, unknown_key
+from fedsim.config.suggestions import PRESET_GROUPS, mistaken_choice, unknown_key
 from fedsim.config.words import dotted_key, parse_one, quoted, typed_in
 from fedsim.core.configs import has_key
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector

@@ -14,7 +14,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from fedsim.config.build import unknown
+from fedsim.config.build import UNKNOWN_KEY, unknown
 from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.sources import known_choices, options, sources
 from fedsim.config.words import chooses_nothing
@@ -27,8 +27,6 @@ PRESET_GROUPS = ("preset", "cell")
 in them, as by `preset=null`."""
 COMMAND_PREFIXES = ("hydra.", "small.", "debug.")
 """Beginnings of keys that no run's config has. They are not suggested for a mistaken key."""
-UNKNOWN_KEY = "is not a known key"
-"""The rule that an unknown key violates, in the same words as in `fedsim.config.build.unknown`."""
 KEYS_OF_SYMBOLS = {
     "K": "cohort_size",
     "N": "num_clients",

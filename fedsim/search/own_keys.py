@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedsim.config.build import UNKNOWN_KEY
 from fedsim.config.plan import Plan
-from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import parse, typed_in
 from fedsim.core.errors import Problem
 

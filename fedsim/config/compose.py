@@ -38,7 +38,15 @@ from fedsim.config.sources import known_choices, options
 from fedsim.config.sources import search_path as search_path  # callers import it from here
 from fedsim.config.suggestions import mistaken_choice
 from fedsim.config.sweeps import expand, values_of, without_sweeps
-from fedsim.config.words import dotted_key, key_of, long_form, parse, parse_one, words_of
+from fedsim.config.words import (
+    dotted_key,
+    is_below,
+    key_of,
+    long_form,
+    parse,
+    parse_one,
+    words_of,
+)
 from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector, check
 
@@ -100,11 +108,10 @@ def _words_beside(swept: Sequence[Override], overrides: Sequence[Override]) -> l
 
     Not every value may have such a key: `selector.rho=1` is left out with `selector=random,gpfl`.
     """
-    # with a dot at the end, so that the key `selectors` is not below `selector`
-    swept_keys = tuple(f"{dotted_key(override.key_or_group)}." for override in swept)
+    swept_keys = [dotted_key(override.key_or_group) for override in swept]
     words = []
     for override in overrides:
-        if not f"{dotted_key(override.key_or_group)}.".startswith(swept_keys):
+        if not is_below(override.key_or_group, swept_keys):
             words.append(override.input_line or "")
     return words
 

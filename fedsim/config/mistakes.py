@@ -1,8 +1,12 @@
-"""Explain the errors of a composition in terms of the words and files that caused them.
+"""Explain errors of a config by the words and files that caused them.
 
-Hydra stops at its first error. fedsim looks for more: it leaves out the words that an error is
-about, composes the other words, and so on until they compose. The words are the overrides of the
-command line, such as `selector=gpfl`; a choice is the file of conf/ that such a word names.
+A *word* is an override of the command line, such as `selector=gpfl`. A *choice* is the file of
+conf/ that such a word names.
+
+- If the words of a command do not compose, `composition_problems` says why. Hydra stops at its
+  first error, so `all_mistakes` looks for more: it leaves out the words that an error is about,
+  composes the other words, and so on until they compose.
+- If a composed config has a mistake, such as an unknown key, `explained` says where it comes from.
 """
 
 import re
@@ -18,7 +22,7 @@ from fedsim.config.choice_files import ChoiceFile, ChoiceFiles
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
 from fedsim.config.suggestions import PRESET_GROUPS, mistaken_choice, unknown_key
-from fedsim.config.words import dotted_key, parse_one, quoted, typed_in
+from fedsim.config.words import dotted_key, is_below, parse_one, quoted, typed_in
 from fedsim.core.configs import has_key
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector
 from fedsim.core.text import first_line
@@ -29,32 +33,26 @@ def all_mistakes(
 ) -> list[Problem]:
     """Return all problems of `words`. `error` has the first ones, which `compose(words)` raised.
 
-    A word below a mistaken choice is not judged: `selector.alpha=1` may be right for the selector
-    that the user meant. After a mistaken preset, which may choose anything, no other word is
-    judged.
+    A word below a mistaken choice is not judged: with `selector=gpfk`, `selector.metric=dot` may be
+    right for the selector that the user meant. After a mistaken preset, which may choose anything,
+    no other word is judged.
     """
     collector = ProblemCollector()
     problems = error.problems
-    while problems:
+    while True:
         collector.add(*problems)
         mistaken_keys = [dotted_key(problem.key) for problem in problems]
-        if not set(PRESET_GROUPS).isdisjoint(mistaken_keys):
-            break
-        # with a dot at the end, so that `selector` does not match `selectors=...`
-        beginnings = tuple(f"{key}." for key in mistaken_keys)
-        other_words = []
-        for word in words:
-            if not f"{dotted_key(word)}.".startswith(beginnings):
-                other_words.append(word)
-        if len(other_words) == len(words):  # the problems are about files
-            break
+        other_words = [word for word in words if not is_below(word, mistaken_keys)]
+        is_preset_mistaken = not set(PRESET_GROUPS).isdisjoint(mistaken_keys)
+        if is_preset_mistaken or len(other_words) == len(words):  # equal: they are about files
+            return collector.problems
         words = other_words
         try:
             compose(words)
-            break
         except ConfigError as next_error:
             problems = next_error.problems
-    return collector.problems
+        else:
+            return collector.problems
 
 
 def composition_problems(
@@ -63,8 +61,8 @@ def composition_problems(
     """Return the problems of the files and words that caused an error of Hydra, at least one.
 
     These are the problems that fedsim finds by itself. If it finds none, it blames the word whose
-    key is in Hydra's message, or no word at all. `known` is the config that the choices among the
-    overrides make; None if they do not compose.
+    key is in Hydra's message, or no word at all. `known` is the nested config of the overrides that
+    are choices, without the values that the others set; None if the choices do not compose.
     """
     problems = _problems_without_hydra(overrides, known)
     if problems:
@@ -80,7 +78,8 @@ def composition_problems(
 def _problems_without_hydra(
     overrides: Sequence[Override], known: Mapping[str, Any] | None
 ) -> list[Problem]:
-    """Return the problems of the defaults lists of chosen files, and of unknown keys."""
+    """Return the problems that fedsim finds by itself: in the defaults lists of chosen files, and
+    keys that `known` does not have."""
     files = known_choices()
     collector = ProblemCollector()
     for override in overrides:
@@ -114,7 +113,8 @@ def _problem_of_word(override: Override, error: Exception) -> Problem:
 
 
 def _mistaken_defaults(file: ChoiceFile, files: ChoiceFiles) -> Iterator[Problem | None]:
-    """Yield the problem of each entry `key: choice` in a file's defaults list, or None."""
+    """Yield the problem of each entry `key: choice` in a file's defaults list; None for an entry
+    without one."""
     for entry in file.entries:
         if isinstance(entry, dict):
             for key, choice in entry.items():
@@ -125,10 +125,10 @@ def _mistaken_entry(key: str, choice: Any, file: ChoiceFile, files: ChoiceFiles)
     """Return the problem of the entry `key: choice` in the defaults list of a file; None if there
     is none.
 
-    Top-level groups, such as `selector`, already have a choice. Only the key `override /selector`
-    replaces it. Other entries are about groups below that of the file.
+    A top-level group, such as `selector`, already has a choice in conf/config.yaml. Only the key
+    `override /selector` replaces it. Other entries are about groups below that of the file.
     """
-    group = key.split(" ")[-1].lstrip("/")
+    group = key.split(" ")[-1].lstrip("/")  # `selector` for `override /selector`
     place = f"{file.path}: `- {key}: {choice}`"
     if group not in files.groups:
         if not key.startswith("override /"):  # the group may lie below that of the file
@@ -152,8 +152,10 @@ def missing_package_line(file: ChoiceFile) -> Problem:
 
 
 def several_values(override: Override) -> Problem:
-    """Return the problem of an override with several values in a command without -m. It may be a
-    text with a comma."""
+    """Return the problem of an override with several values in a command without -m.
+
+    The user may have meant a text with a comma.
+    """
     key = override.key_or_group
     value = typed_in(override)
     remedy = f"put -m after fedsim; a text that has a comma is quoted: {quoted(key, value)}"
@@ -161,20 +163,23 @@ def several_values(override: Override) -> Problem:
 
 
 def explained(problems: Sequence[Problem], job: ComposedJob) -> list[Problem]:
-    """Return `problems` of a composed job, with better remedies where the job tells more."""
+    """Return the `problems` of a composed job's config, with better remedies where its words and
+    files tell more."""
     return [_explained(problem, job) for problem in problems]
 
 
 def _explained(problem: Problem, job: ComposedJob) -> Problem:
-    key, value = problem.key, problem.value
+    """Return `problem`, or one with a better remedy."""
+    key = problem.key
+    value = problem.value
     # 1. An unknown key: say where it is known.
     if problem.rule == UNKNOWN_KEY and not _is_of_class(key, job):
         return _explained_key(key, job)
-    # 2. A file has `selector: gpfl` among its keys.
+    # 2. A group's key has a text in place of a node: a file has `selector: gpfl` among its keys.
     if isinstance(value, str) and key in job.files.groups and job.config.get(key) == value:
         remedy = f"choose it in the file's defaults list: `- override /{key}: {value}`"
         return replace(problem, remedy=remedy)
-    # 3. A text that looks like a number, such as name=2024: say how to quote it.
+    # 3. A text is required that looks like a number, such as name=2024: say how to quote it.
     if isinstance(value, int | float) and re.search("a string|a path", problem.rule):
         texts = [word.partition("=")[2] for word in job.overrides if dotted_key(word) == key]
         example = quoted(key, texts[-1]) if texts else f'{key}: "{value}"'
@@ -183,18 +188,22 @@ def _explained(problem: Problem, job: ComposedJob) -> Problem:
 
 
 def _is_of_class(key: str, job: ComposedJob) -> bool:
-    """Return whether a class from Python has taken the place of the choice in the key's group."""
+    """Return whether the key is below a group for which a program passed its own class in place of
+    a choice."""
     group = key.partition(".")[0]
     return group in job.choices and not job.files.has(group, job.choices[group])
 
 
 def _explained_key(key: str, job: ComposedJob) -> Problem:
-    """Return the problem of an unknown key, which a word of the user or a file sets."""
+    """Return the problem of a key in the job's config that is not known.
+
+    A word of the user sets it, or a file, for example a preset.
+    """
     files = job.files
     if key in job.choices and key in files.groups:  # the keys of a preset are below `preset`
         return missing_package_line(files.read(key, job.choices[key]))
     for typed in job.typed:
-        if typed.replace(".", "/") in files.groups:
+        if typed.replace(".", "/") in files.groups:  # a choice, not a value
             continue
         if f"{key}.".startswith(f"{typed}."):  # the user typed the key, or a mapping with it
             return unknown_key(job.config, key, files)

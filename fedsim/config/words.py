@@ -14,7 +14,7 @@ context manager `fedsim.config.sources.search_path`. Outside of it, no key is a 
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -198,6 +198,15 @@ def as_hydra_reads(override: Override) -> str:
 def dotted_key(word: str) -> str:
     """Return the key of a word with dots: `selector.sketch` for `+selector/sketch=topk`."""
     return word.strip("+~ ").partition("=")[0].strip().replace("/", ".")
+
+
+def is_below(word: str, keys: Iterable[str]) -> bool:
+    """Return whether a word, or its key, is about one of the dotted `keys` or a key below one.
+
+    `selector.rho=1` is below `selector`; `selectors=1` is not.
+    """
+    beginnings = tuple(f"{key}." for key in keys)
+    return f"{dotted_key(word)}.".startswith(beginnings)
 
 
 def key_of(override: Override) -> str:

@@ -22,11 +22,10 @@ from fedsim.config.mistakes import composition_problems
 from fedsim.config.sources import options
 from fedsim.config.suggestions import mistaken_choice
 from fedsim.config.words import BAD_INPUT, key_of, parse, words_of
+from fedsim.core.configs import COMMAND_KEYS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.text import first_line
 
-COMMAND_KEYS = ("scale", "small", "debug")
-"""Top-level keys that serve only to compose a config. A run's config does not have them."""
 SCALES = ("full", "small", "debug")
 """Sizes of an experiment: without changes, with the changes in the preset's key `small`, and with
 those in `small` and in conf/config.yaml's key `debug`, which make it as small as possible."""

@@ -27,7 +27,6 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from fedsim.config.composition import (
-    COMMAND_KEYS,
     choices_of,
     compose_config,
     resolved,
@@ -38,6 +37,7 @@ from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
 from fedsim.config.sweeps import without_sweeps
 from fedsim.config.words import is_plain_assignment, parse, parse_one
+from fedsim.core.configs import COMMAND_KEYS
 from fedsim.core.disk import conf_dir
 
 VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")

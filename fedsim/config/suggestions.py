@@ -2,9 +2,16 @@
 
 A choice is a file conf/<group>/<choice>.yaml. The remedy for a mistake may be the nearest spelling,
 the key for a symbol of a paper, another group or choice that has the name, or a missing
---config-dir. `mistaken_choice` must be called inside the context manager
-`fedsim.config.sources.search_path`, which says in which folders the choices are. `unknown_key` gets
-the choice files as an argument: those from which the config was composed.
+--config-dir:
+
+    selector='gpfk': is not a choice of conf/selector/
+        did you mean gpfl?
+    lr: is not a known key
+        did you mean optimizer.lr?
+
+`mistaken_choice` must be called inside the context manager `fedsim.config.sources.search_path`,
+which says in which folders the choices are. `unknown_key` gets the choice files as an argument:
+those from which the config was composed.
 """
 
 import re
@@ -17,16 +24,16 @@ from hydra.core.override_parser.types import Override
 from fedsim.config.build import UNKNOWN_KEY, unknown
 from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.sources import known_choices, options, sources
-from fedsim.config.words import chooses_nothing
-from fedsim.core.configs import SHORTHANDS, all_keys, has_key
+from fedsim.config.words import chooses_nothing, dotted_key, is_below
+from fedsim.core.configs import COMMAND_KEYS, SHORTHANDS, all_keys, has_key
 from fedsim.core.errors import Problem
 from fedsim.core.text import nearest
 
 PRESET_GROUPS = ("preset", "cell")
-"""Config groups whose choices set keys and choices of all other groups. The user may choose nothing
-in them, as by `preset=null`."""
-COMMAND_PREFIXES = ("hydra.", "small.", "debug.")
-"""Beginnings of keys that no run's config has. They are not suggested for a mistaken key."""
+"""Config groups whose choices set keys and choices of all other groups. In these groups the user
+may choose nothing, as by `preset=null`."""
+PATH_BELOW = re.compile(r"[\w.-][\w./-]*")
+"""A choice's name: the path of its file below the folder of its group."""
 KEYS_OF_SYMBOLS = {
     "K": "cohort_size",
     "N": "num_clients",
@@ -47,9 +54,9 @@ not all choices have it."""
 
 
 def mistaken_choice(override: Override) -> Problem | None:
-    """Return the problem of an override whose choice its group does not have.
+    """Return the problem of an override `group=choice` whose group does not have the choice.
 
-    Returns None if the group has it, or if the override is no choice: if its key is no group.
+    Returns None for all other overrides.
     """
     group = override.key_or_group
     choice: Any = override.value()
@@ -58,9 +65,7 @@ def mistaken_choice(override: Override) -> Problem | None:
     if group in PRESET_GROUPS and chooses_nothing(override):
         return None
     remedy = ""
-    # Only a path below the group's folder can be a choice.
-    is_relative = isinstance(choice, str) and re.fullmatch(r"[\w.-][\w./-]*", choice) is not None
-    if is_relative and ".." not in choice:
+    if isinstance(choice, str) and PATH_BELOW.fullmatch(choice) and ".." not in choice:
         if any(source.is_config(f"{group}/{choice}") for source in sources()):
             return None
         remedy = _choices_called(group, choice) or _choice_elsewhere(group, choice)
@@ -73,8 +78,8 @@ def _choices_called(group: str, name: str) -> str:
     """Return a remedy with the choices of the group that the literature calls `name`; "" if there
     are none.
 
-    There are several: if there is only one, `fedsim.config.words.as_fedsim_spells` has replaced the
-    name.
+    If there is only one, the user's word means it (`fedsim.config.words.as_fedsim_spells`), and is
+    no mistake.
     """
     choices = known_choices().also_called(group, name)
     if not choices:
@@ -104,8 +109,9 @@ def _choice_elsewhere(group: str, choice: str) -> str:
 def unknown_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> Problem:
     """Return the problem of a dotted key that cannot be set.
 
-    Either `config` does not have the key, or it has the key below a `_target_` whose class has no
-    such parameter. The remedy is the first of these that applies:
+    `config` is a nested config, such as `{"optimizer": {"lr": 0.1}, "seed": 0}`. It does not have
+    the key, or the class of the node around the key has no such parameter. The remedy is the first
+    of these that applies:
 
     1. The key belongs to choices that the user did not make: "it is a key of selector=pncs".
     2. Keys elsewhere end like it, or it is a symbol of a paper: "did you mean optimizer.lr?"
@@ -117,7 +123,7 @@ def unknown_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> Prob
     last_name = key.rpartition(".")[2]
     key_of_symbol = KEYS_OF_SYMBOLS.get(last_name)
 
-    # 1. A key of other choices. It may also be meant otherwise.
+    # 1. A key of other choices. The user may also have meant another key.
     choices = _choices_with(config, key, files)
     if choices:
         remedies = [f"it is a key of {choices}"]
@@ -127,7 +133,7 @@ def unknown_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> Prob
             remedies.append(in_same_place.remedy)
         return Problem(key, ..., UNKNOWN_KEY, "; or ".join(remedies))
 
-    # 2. A key elsewhere, unless the user typed a place that there is, as in optimizer.x
+    # 2. A key elsewhere, unless the user typed a place that there is, as in `optimizer.x`
     suggested_keys = [] if place else _keys_ending_with(config, key, files)
     if key_of_symbol and key_of_symbol.split()[0] not in suggested_keys:
         suggested_keys.append(key_of_symbol)
@@ -142,7 +148,7 @@ def _first_missing(config: Mapping[str, Any], key: str) -> tuple[str, str]:
     """Return the longest beginning of a dotted key that `config` has, and the name after it.
 
     If `config` has `optimizer` but no `optimizer.schedule`, `optimizer.schedule.factor` gives
-    `optimizer` and `schedule`. The beginning is "" if `config` has none of the key.
+    `optimizer` and `schedule`. The beginning is "" if `config` does not even have the first name.
     """
     parent, _, name = key.rpartition(".")
     while parent and not has_key(config, parent):
@@ -153,7 +159,7 @@ def _first_missing(config: Mapping[str, Any], key: str) -> tuple[str, str]:
 def _names_in(config: Mapping[str, Any], parent: str, rejected_name: str) -> list[str]:
     """Return the names that may be suggested in the place `parent` of `config`.
 
-    `rejected_name` is not among them: it may be there although its class does not take it.
+    `rejected_name` is not among them: the config may have it although the class does not take it.
     """
     mapping: Any = config
     for part in parent.split(".") if parent else ():
@@ -167,8 +173,9 @@ def _names_in(config: Mapping[str, Any], parent: str, rejected_name: str) -> lis
 def _choices_with(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
     """Return the choices that have `key`, as `selector=gpfl|pncs`; "" if none has.
 
-    If choices of several groups have it (`selector/exploration` and `selector`), the result is
-    about the innermost group that `config` has, or otherwise about the outermost.
+    `selector.exploration.rho` is a key of choices of `selector/exploration`, and of choices of
+    `selector` that include these. The result is about the inner group if `config` has it, and about
+    the outer group otherwise.
     """
     names_by_group = files.choices_by_key.get(key)
     if not names_by_group:
@@ -183,14 +190,14 @@ def _choices_with(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> st
 def _keys_ending_with(config: Mapping[str, Any], name: str, files: ChoiceFiles) -> list[str]:
     """Return the groups whose last part is `name`, and the keys of `config` whose last part it is.
 
-    Groups are written with slashes. The key of such a group, and keys below it, are left out.
+    For `schedule` this is `optimizer/schedule`. The key of such a group (`optimizer.schedule`) and
+    keys below it are left out, because the user chooses in the group. So are keys that
+    no run has.
     """
     groups = [group for group in files.groups if group.endswith(f"/{name}")]
-    hidden = list(COMMAND_PREFIXES)
-    for group in groups:
-        hidden.append(f"{group.replace('/', '.')}.")
+    hidden_keys = ["hydra", *COMMAND_KEYS, *map(dotted_key, groups)]
     keys = []
     for key in all_keys(config):
-        if key.endswith(f".{name}") and not f"{key}.".startswith(tuple(hidden)):
+        if key.endswith(f".{name}") and not is_below(key, hidden_keys):
             keys.append(key)
     return [*groups, *keys]

@@ -22,6 +22,9 @@ IRRELEVANT_KEYS = (
 """Top-level keys that cannot change a result. All others are in the hash that names a run's
 folder."""
 
+COMMAND_KEYS = ("scale", "small", "debug")
+"""Top-level keys that serve only to compose a config. A run's config does not have them."""
+
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 SHORTHANDS = {

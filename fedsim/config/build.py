@@ -1,15 +1,19 @@
 """Build objects from nodes of a config: the one place where YAML meets constructors.
 
-A node is a mapping with `_target_` (the dotted path of a class, or of a function that returns an
-object) and the values of its parameters. `instantiate` builds the object of a node:
+A *node* is a mapping with `_target_` (the dotted path of a class, or of a function that returns an
+object) and the values of its parameters. For example, `instantiate` makes a selector of the node at
+the key `selector`:
 
-1. It imports the module if `fedsim.config.user_modules` allows it. The target must be a subclass of
-   an expected base class, or a function that returns one.
+    node = {"_target_": "fedsim.selectors.random.Random", "mode": "size"}
+    instantiate(node, Selector, "selector", population)  # Random(population, mode="size")
+
+1. It imports the class if `fedsim.config.user_modules` allows the module. The class must be a
+   subclass of the expected base class, here `Selector`. A function must return one.
 2. It checks the names and types of all values.
-3. It calls the constructor, which checks its own rules, for example ranges.
+3. It calls the class, which checks its own rules, for example ranges.
 
 A `key` is the dotted path of a node in the config, for example `optimizer.schedule`. In messages it
-stands before the names of parameters.
+stands before the names of parameters. A *constructor* is the class or function that a node names.
 """
 
 import importlib
@@ -28,8 +32,8 @@ from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.text import nearest
 
 T = TypeVar("T")
-Node = Mapping[str, Any]
-"""A node, or the values of its parameters."""
+Values = Mapping[str, Any]
+"""The values of a node's parameters by name, such as `{"mode": "size"}`."""
 
 PASSED: Mapping[str, tuple[str, ...]] = {
     "dataset": ("data_dir", "cache_dir"),
@@ -39,9 +43,9 @@ PASSED: Mapping[str, tuple[str, ...]] = {
     "aggregator": ("buffers",),
     "clients": ("num_clients", "num_classes", "streams"),
 }
-"""Names of the arguments that fedsim passes by position to the class of a config group (the folder
-in conf/, which is also the key of its node). Other groups get none. `inspect_node` and messages use
-them, so they must agree with the calls of `instantiate`."""
+"""Names of the arguments that fedsim passes by position to the class of a config group, by the key
+of the group's node. Other classes get none. `inspect_node` and messages use the names, so they must
+agree with the calls of `instantiate`."""
 UNKNOWN_KEY = "is not a known key"
 """The rule that an unknown key violates."""
 ORDER_REMEDY = "put these parameters first; those from the config are given by name"
@@ -52,17 +56,17 @@ def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
     """Return the object that `node` describes, an instance of `base`.
 
     `passed` are the arguments that fedsim passes by position (see `PASSED`). Raises `ConfigError`
-    with all problems of the target, or else of names and types, or else of the constructor's own
-    rules.
+    with the problem of the target. If there is none, the error has all problems of names and types.
+    If there are none of these, it has those of the constructor's own rules.
     """
-    return construct(resolve(node, base, key), _values(node), key, *passed)
+    return construct(resolve(node, base, key), values_in(node), key, *passed)
 
 
-def construct(constructor: Callable[..., T], values: Node, key: str, *passed: Any) -> T:
+def construct(constructor: Callable[..., T], values: Values, key: str, *passed: Any) -> T:
     """Call a class or function with the positional arguments `passed` and the keywords `values`.
 
-    Raises `ConfigError` with all problems of names and types. If there are none, it calls the
-    constructor. Keys in the constructor's `ConfigError` are its parameters, so they are put below
+    Raises `ConfigError` with all problems of names and types, or, if there are none, with those
+    that the constructor raises. Keys in its `ConfigError` are its parameters, so they are put below
     `key`. Its `ValueError` becomes a problem of `key`.
     """
     arguments = _arguments(values, constructor, key, len(passed))  # its keys are complete
@@ -77,26 +81,26 @@ def construct(constructor: Callable[..., T], values: Node, key: str, *passed: An
 
 
 def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """Return the class or function of a node after checking its target, names and types.
+    """Return the constructor of a node after checking its target, names and types.
 
-    It is not called. Nodes inside this node are built, because this checks them. Raises
-    `ConfigError`.
+    The constructor is not called. Nodes inside this node are built, because this checks them.
+    Raises `ConfigError`.
     """
     constructor = resolve(node, base, key)
-    _arguments(_values(node), constructor, key, len(PASSED.get(key, ())))
+    _arguments(values_in(node), constructor, key, len(PASSED.get(key, ())))
     return constructor
 
 
-def _values(node: Node) -> dict[str, Any]:
+def values_in(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a node's parameters."""
     return {name: value for name, value in node.items() if name != "_target_"}
 
 
 def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """Return the class or function that `node["_target_"]` names, without calling it.
+    """Return the constructor that `node["_target_"]` names, without calling it.
 
-    It is a concrete subclass of `base`, or a function whose annotation says that it returns `base`
-    or a subclass. Raises `ConfigError` for anything else.
+    It must be a subclass of `base` without abstract methods, or a function whose annotation says
+    that it returns `base` or a subclass. Raises `ConfigError` otherwise.
     """
     target = node.get("_target_") if isinstance(node, Mapping) else None
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
@@ -122,7 +126,7 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
         find_in_working_folder()
     try:
         constructor = _import(target)
-        # This keeps the source that was imported, because the file may change later.
+        # called for its cache: it keeps the source that was imported, for the file may change later
         user_code({"_target_": target})
         built_class = constructor
         if inspect.isfunction(constructor):
@@ -140,7 +144,8 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
 
 
 def _group_of(key: str) -> str:
-    """Return the config group to which a key belongs: `tracker` for `tracker.wandb`."""
+    """Return the config group to which a key belongs: `tracker` for `tracker.wandb`, which is one
+    of several choices in it, and `optimizer/schedule` for `optimizer.schedule`."""
     parts = key.split(".")
     while len(parts) > 1 and not conf_dir().joinpath(*parts).is_dir():
         parts.pop()
@@ -196,7 +201,7 @@ def _import_remedy(module_name: str, name: str, error: BaseException) -> str:
 
 
 def _arguments(
-    values: Node, constructor: Callable[..., Any], key: str, num_passed: int
+    values: Values, constructor: Callable[..., Any], key: str, num_passed: int
 ) -> dict[str, Any]:
     """Return `values`, converted to the annotated types, as keyword arguments of a constructor.
 
@@ -206,30 +211,30 @@ def _arguments(
     signature = inspect.signature(constructor)
     hints = _hints(constructor, key)
     passed_names = PASSED.get(key, ())
-    passed, settable = _parameters(signature, num_passed)
+    positional, by_name = _parameters(signature, num_passed)
 
     # 1. The names of the values
     problems = []
     for name in values:
-        if name in passed and name not in passed_names:
+        if name in positional and name not in passed_names:
             text = f"has it where fedsim passes {', '.join(passed_names)}"
             text = f"{constructor.__qualname__} {text}"
             problems.append(Problem(_join(key, name), ..., text, ORDER_REMEDY))
-        elif name not in settable:
-            problems.append(unknown(name, settable, key))
+        elif name not in by_name:
+            problems.append(unknown(name, by_name, key))
 
     # 2. Their types, and missing values
     arguments: dict[str, Any] = {}
-    for name, parameter in settable.items():
-        place = _join(key, name)
+    for name, parameter in by_name.items():
+        value_key = _join(key, name)
         if name in values:
             try:
-                arguments[name] = _argument(values[name], hints.get(name, Any), place)
+                arguments[name] = _argument(values[name], hints.get(name, Any), value_key)
             except ConfigError as error:
                 problems += error.problems
         elif parameter.default is parameter.empty:
             text = f"is missing; {constructor.__qualname__} needs it"
-            problems.append(Problem(place, ..., text))
+            problems.append(Problem(value_key, ..., text))
     if problems:
         raise ConfigError(problems)
 
@@ -247,20 +252,23 @@ def _arguments(
 def _parameters(
     signature: inspect.Signature, num_passed: int
 ) -> tuple[list[str], dict[str, inspect.Parameter]]:
-    """Return the names of the parameters that get fedsim's `num_passed` positional arguments, and
-    the other parameters that can be given by name."""
-    passed: list[str] = []
-    settable: dict[str, inspect.Parameter] = {}
-    for parameter in signature.parameters.values():
+    """Return the names of the first `num_passed` parameters, which get fedsim's arguments, and the
+    other parameters by name.
+
+    Parameters such as `*args` are in neither.
+    """
+    positional: list[str] = []
+    by_name: dict[str, inspect.Parameter] = {}
+    for name, parameter in signature.parameters.items():
         takes_position = parameter.kind in (
             parameter.POSITIONAL_ONLY,
             parameter.POSITIONAL_OR_KEYWORD,
         )
-        if takes_position and len(passed) < num_passed:
-            passed.append(parameter.name)
+        if takes_position and len(positional) < num_passed:
+            positional.append(name)
         elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            settable[parameter.name] = parameter
-    return passed, settable
+            by_name[name] = parameter
+    return positional, by_name
 
 
 def _hints(constructor: Callable[..., Any], key: str) -> dict[str, Any]:
@@ -277,7 +285,7 @@ def _hints(constructor: Callable[..., Any], key: str) -> dict[str, Any]:
 
 
 def _argument(value: Any, hint: Any, key: str) -> Any:
-    """Return a value converted to its annotation `hint`.
+    """Return the value of the parameter at `key`, converted to its annotation `hint`.
 
     A node becomes an object if `hint` is a class. For `Any` and `object` it stays a mapping,
     because its target might be anything. Raises `ConfigError`.
@@ -293,7 +301,7 @@ def _argument(value: Any, hint: Any, key: str) -> Any:
 
 
 def unknown(name: str, known: Iterable[str], key: str = "") -> Problem:
-    """Return the problem of an unknown name below `key`.
+    """Return the problem of a name below `key` that is not among the `known` names.
 
     Its remedy is the most similar known name, or all known names if none is similar.
     """

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from fedsim.config.build import construct
+from fedsim.config.build import construct, values_in
 from fedsim.core.declared_signals import tree_of
 from fedsim.core.errors import Problem, ProblemCollector
 from fedsim.core.parameters import parameters
@@ -68,8 +68,7 @@ def _problems_of_node(target: str, node: Mapping[str, Any], key: str) -> list[Pr
     collector = ProblemCollector()
     cls = stand_in(target)
     if cls is not None:
-        values = {name: value for name, value in node.items() if name != "_target_"}
-        collector.run(construct, cls, values, key)
+        collector.run(construct, cls, values_in(node), key)
     return collector.problems
 
 

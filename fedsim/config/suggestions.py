@@ -191,8 +191,7 @@ def _keys_ending_with(config: Mapping[str, Any], name: str, files: ChoiceFiles) 
     """Return the groups whose last part is `name`, and the keys of `config` whose last part it is.
 
     For `schedule` this is `optimizer/schedule`. The key of such a group (`optimizer.schedule`) and
-    keys below it are left out, because the user chooses in the group. So are keys that
-    no run has.
+    keys below it are left out, because the user chooses in the group. So are keys that no run has.
     """
     groups = [group for group in files.groups if group.endswith(f"/{name}")]
     hidden_keys = ["hydra", *COMMAND_KEYS, *map(dotted_key, groups)]

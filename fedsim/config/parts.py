@@ -1,15 +1,17 @@
-"""Build the components of a config before any work, to find mistakes that only they can tell.
+"""Build the components of a plan before any work, to find mistakes that only they can tell.
 
-`fedsim.config.compose` calls `check_parts` for each job. It finds the mistakes that a constructor
-reports about its values, and violated rules between config groups. The run builds the components
-again. The checks take time because they import PyTorch and the modules of all components.
+`fedsim.config.compose` calls `check_parts` for each job. It finds two kinds of mistakes: those that
+a constructor reports about its values, and violated rules between config groups, such as "FedNova
+needs an aggregator that is a mean". The run builds the components again. The checks take time
+because they import PyTorch and the modules of all components.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,8 +35,9 @@ from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
 from fedsim.selectors.base import Selector
 
+T = TypeVar("T")
 Form = tuple[tuple[int, ...], int]
-"""The shape of an input, and the number of classes."""
+"""The shape of an input, and the number of classes: `((1, 28, 28), 10)`."""
 
 BASES: Mapping[str, type] = {
     "dataset": Dataset,
@@ -49,81 +52,83 @@ BASES: Mapping[str, type] = {
 }
 """The base class of each config group whose choice may be a class of the user's."""
 OPTIONAL = ("clients", "local_algorithm", "system")
-"""Groups that a config may lack: one of an earlier version, or one with null for the group."""
+"""Groups that a config may lack: a config of an earlier version, or with null for the group."""
+FEWEST_CLASSES = 2
+"""The number of classes that stands in for the data set's, which is not known before its files are
+read."""
 
 _model_problems: dict[tuple[object, str, str], list[Problem]] = {}
 """The problems of models by class or function, node and form. The jobs of a sweep have few
 different models."""
 
 
-def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
-    """Build all components of a plan. Raises `ConfigError` with all problems.
-
-    `elsewhere`: another machine runs the job, so that its GPUs are not known here. A component with
-    a problem is None in what follows, and rules that need it are not checked.
-    """
-    collector = ProblemCollector()
-    settings = plan.settings
-    components = _build_small_components(plan, collector)
-    dataset = components["dataset"]
-    form = None if dataset is None else collector.run_user_code(dataset.form)
-    collector.run_user_code(check_model, plan.config.get("model"), form)
-    collector.run_user_code(_check_augmentation, dataset, plan.config.get("model"))
-    collector.run_user_code(inspect_node, plan.config.get("engine"), Backend, "engine")
-    collector.add(*_local_algorithm_problems(plan, components))
-    collector.add(_privacy_problem(plan, components["aggregator"]))
-    collector.run_user_code(_check_selector, plan, components, collector)
-    if not elsewhere:
-        collector.add(_device_problem(settings.device))
-    needs_holdout = [
-        ("client_accuracy", settings.client_accuracy, "0.2, say, or client_accuracy=labels"),
-        ("test_on", settings.test_on, "0.1, say"),
-    ]
-    for key, value, remedy in needs_holdout:
-        collector.add(
-            rule(
-                value != "holdout" or plan.local.holdout_fraction > 0,
-                key,
-                value,
-                "needs samples that are held out",
-                f"set local.holdout_fraction={remedy}",
-            )
-        )
-    check(*collector.problems)
-
-
-def _build_small_components(plan: Plan, collector: ProblemCollector) -> dict[str, Any]:
-    """Return all components but model and selector by their group.
+@dataclass(frozen=True)
+class SmallComponents:
+    """The components that are built quickly and that rules are about.
 
     A component is None if it has a problem, or if the config has none.
     """
-    bases: dict[str, type] = dict(BASES, system=System)
-    del bases["model"], bases["selector"]
-    # Stand-ins for the arguments that a run passes by position (see `PASSED` in build.py). The
-    # number of classes is not known before files are read; 2 is the least.
-    passed: dict[str, tuple[Any, ...]] = {
-        "dataset": (Path(), Path()),
-        "aggregator": (frozenset(),),
-        "clients": (plan.settings.num_clients, 2, Streams(0)),
-    }
-    components: dict[str, Any] = dict.fromkeys(bases)
-    for group, base in bases.items():
+
+    dataset: Dataset | None
+    optimizer: LocalOptimizer | None
+    aggregator: Aggregator | None
+    local_algorithm: LocalAlgorithm | None
+    system: System | None
+
+
+def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
+    """Build all components of a plan. Raises `ConfigError` with all problems.
+
+    `elsewhere` says that another machine runs the job, so that its GPUs are not known here. Rules
+    that need a component with a problem are not checked.
+    """
+    collector = ProblemCollector()
+    components = _build_small_components(plan, collector)
+    dataset = components.dataset
+    form = None if dataset is None else collector.run_user_code(dataset.form)
+    collector.run_user_code(_check_model, plan.config.get("model"), form)
+    collector.run_user_code(_check_augmentation, dataset, plan.config.get("model"))
+    collector.run_user_code(inspect_node, plan.config.get("engine"), Backend, "engine")
+    collector.add(*_local_algorithm_problems(plan, components))
+    collector.add(_privacy_problem(plan, components.aggregator))
+    collector.run_user_code(_check_selector, plan, components, collector)
+    if not elsewhere:
+        collector.add(_device_problem(plan.settings.device))
+    collector.add(*_holdout_problems(plan))
+    check(*collector.problems)
+
+
+def _build_small_components(plan: Plan, collector: ProblemCollector) -> SmallComponents:
+    """Build all components but model, engine and selector. `collector` gets their problems."""
+
+    def build(group: str, base: type[T], *passed: Any) -> T | None:
+        """Return the group's component. `passed` stands in for the arguments that a run passes."""
         node = plan.config.get(group)
-        if node is not None or group not in OPTIONAL:
-            arguments = (node, base, group, *passed.get(group, ()))
-            components[group] = collector.run_user_code(instantiate, *arguments)
-    return components
+        if node is None and group in OPTIONAL:
+            return None
+        return collector.run_user_code(instantiate, node, base, group, *passed)
+
+    dataset = build("dataset", Dataset, Path(), Path())
+    build("partition", Partition)
+    build("availability", Availability)
+    optimizer = build("optimizer", LocalOptimizer)
+    aggregator = build("aggregator", Aggregator, frozenset())
+    build("clients", ClientBehaviour, plan.settings.num_clients, FEWEST_CLASSES, Streams(0))
+    local_algorithm = build("local_algorithm", LocalAlgorithm)
+    system = build("system", System)
+    return SmallComponents(dataset, optimizer, aggregator, local_algorithm, system)
 
 
-def check_model(node: Any, form: Form | None) -> None:
+def _check_model(node: Any, form: Form | None) -> None:
     """Check the target of a model's node, its names and types, and the rules of its constructor.
 
-    `form` is the form of the data set. If it is not known before files are read, it is None, and
+    `form` is the form of the data set, None if that is known only after files are read. Without it,
     the constructor is not called. Raises `ConfigError`.
 
     A model of fedsim is built on torch's meta device, so that no weights are made. A class of the
     user's may not work on that device and is built as in a run. A function of the user's, or a
-    class with the method `load_backbone`, may read files of weights, so only the run calls it.
+    class of the user's with the method `load_backbone`, may read files of weights, so only the run
+    calls it.
     """
     constructor = inspect_node(node, nn.Module, "model")
     is_shipped = constructor.__module__.startswith("fedsim.models.")
@@ -153,51 +158,42 @@ def _check_augmentation(dataset: Dataset | None, node: Any) -> None:
     check(rule(not on_features, "dataset.augment", augment, text, remedy))
 
 
-def _local_algorithm_problems(
-    plan: Plan, components: Mapping[str, Any]
-) -> Iterator[Problem | None]:
+def _local_algorithm_problems(plan: Plan, components: SmallComponents) -> Iterator[Problem]:
     """Yield the rules of the local algorithm over other groups that the plan violates."""
-    algorithm: LocalAlgorithm | None = components["local_algorithm"]
+    algorithm = components.local_algorithm
     if algorithm is None:
         return
     name = type(algorithm).__name__
-    optimizer: LocalOptimizer | None = components["optimizer"]
-    if optimizer is not None and (problem := algorithm.unfit_for(optimizer)):
-        yield problem.within("local_algorithm")
-    aggregator: Aggregator | None = components["aggregator"]
+    if components.optimizer is not None:
+        problem = algorithm.unfit_for(components.optimizer)
+        if problem is not None:
+            yield problem.within("local_algorithm")
+    aggregator = components.aggregator
     if aggregator is not None:
         choice = plan.choices.get("aggregator")
-        yield rule(
-            aggregator.is_mean or not algorithm.needs_mean,
-            "aggregator",
-            choice,
-            f"must be a mean of the updates for {name}: one whose class says `is_mean = True`",
-            "aggregator=uniform or by_size, say",
+        if algorithm.needs_mean and not aggregator.is_mean:
+            text = f"must be a mean of the updates for {name}"
+            text = f"{text}: one whose class says `is_mean = True`"
+            yield Problem("aggregator", choice, text, "aggregator=uniform or by_size, say")
+        if algorithm.needs_average and not aggregator.is_average:
+            text = (
+                f"must be a plain mean for {name}, which sums all updates itself: "
+                "its class must say `is_average = True`"
+            )
+            yield Problem("aggregator", choice, text, "aggregator=by_size or uniform")
+        if aggregator.is_private and algorithm.kept_vectors:
+            text = (
+                f"must not be private with {name}, whose sums hold updates that are neither "
+                "clipped nor noisy"
+            )
+            yield Problem("aggregator", choice, text, "local_algorithm=fedprox, say")
+    init_seed = plan.settings.init_seed
+    if algorithm.needs_same_start and init_seed == "per_client":
+        text = (
+            f"must be null or a number for {name}, which takes updates for sums of gradients "
+            "since the server's model"
         )
-        yield rule(
-            aggregator.is_average or not algorithm.needs_average,
-            "aggregator",
-            choice,
-            f"must be a plain mean for {name}, which sums all updates itself: "
-            "its class must say `is_average = True`",
-            "aggregator=by_size or uniform",
-        )
-        yield rule(
-            not (aggregator.is_private and algorithm.kept_vectors),
-            "aggregator",
-            choice,
-            f"must not be private with {name}, whose sums hold updates that are neither "
-            "clipped nor noisy",
-            "local_algorithm=fedprox, say",
-        )
-    yield rule(
-        plan.settings.init_seed != "per_client" or not algorithm.needs_same_start,
-        "init_seed",
-        plan.settings.init_seed,
-        f"must be null or a number for {name}, which takes updates for sums of gradients "
-        "since the server's model",
-        "init_seed=null",
-    )
+        yield Problem("init_seed", init_seed, text, "init_seed=null")
 
 
 def _privacy_problem(plan: Plan, aggregator: Aggregator | None) -> Problem | None:
@@ -205,27 +201,38 @@ def _privacy_problem(plan: Plan, aggregator: Aggregator | None) -> Problem | Non
 
     Its epsilon would be that of a number of rounds that depends on the data.
     """
-    stops = plan.settings.stop_at is not None
-    return rule(
-        not (stops and aggregator is not None and aggregator.is_private),
-        "stop_at",
-        plan.settings.stop_at,
+    stop_at = plan.settings.stop_at
+    if stop_at is None or aggregator is None or not aggregator.is_private:
+        return None
+    text = (
         "must be null for a private aggregator: epsilon holds for a number of rounds that does not "
-        "depend on the data",
-        "leave it out; num_rounds ends the run",
+        "depend on the data"
     )
+    return Problem("stop_at", stop_at, text, "leave it out; num_rounds ends the run")
 
 
-def _check_selector(plan: Plan, components: Mapping[str, Any], collector: ProblemCollector) -> None:
+def _holdout_problems(plan: Plan) -> Iterator[Problem]:
+    """Yield a problem for each key that needs samples that clients hold out, if they hold out
+    none."""
+    if plan.local.holdout_fraction > 0:
+        return
+    text = "needs samples that are held out"
+    if plan.settings.client_accuracy == "holdout":
+        remedy = "set local.holdout_fraction=0.2, say, or client_accuracy=labels"
+        yield Problem("client_accuracy", "holdout", text, remedy)
+    if plan.settings.test_on == "holdout":
+        yield Problem("test_on", "holdout", text, "set local.holdout_fraction=0.1, say")
+
+
+def _check_selector(plan: Plan, components: SmallComponents, collector: ProblemCollector) -> None:
     """Build the selector, and collect the violated rules between it and other groups.
 
     Raises `ConfigError` if the selector itself has a problem.
     """
-    selector = _build_selector(plan, components["system"])
-    if selector is None:
-        return
-    for problem in _selector_problems(plan, selector, components):
-        collector.add(problem)
+    selector = _build_selector(plan, components.system)
+    if selector is not None:
+        for problem in _selector_problems(plan, selector, components):
+            collector.add(problem)
 
 
 def _build_selector(plan: Plan, system: System | None) -> Selector | None:
@@ -249,27 +256,20 @@ def _build_selector(plan: Plan, system: System | None) -> Selector | None:
 
 
 def _selector_problems(
-    plan: Plan, selector: Selector, components: Mapping[str, Any]
-) -> Iterator[Problem | None]:
+    plan: Plan, selector: Selector, components: SmallComponents
+) -> Iterator[Problem]:
     """Yield the rules between the selector and other groups that the plan violates."""
     settings = plan.settings
     name = type(selector).__name__
-    system: System | None = components["system"]
+    system = components.system
+    aggregator = components.aggregator
     in_every_run = "say, in every run that is compared with this one"
-    yield rule(
-        hasattr(selector, "population"),
-        "selector",
-        name,
-        "must call super().__init__(population) in its __init__",
-    )
-    yield rule(
-        system is not None or not selector.needs & CLOCK_SIGNALS,
-        "system",
-        "none",
-        f"must be a simulated clock for {name}",
-        f"choose system=lognormal, {in_every_run}",
-    )
-    aggregator: Aggregator | None = components["aggregator"]
+    if not hasattr(selector, "population"):
+        text = "must call super().__init__(population) in its __init__"
+        yield Problem("selector", name, text)
+    if system is None and selector.needs & CLOCK_SIGNALS:
+        text = f"must be a simulated clock for {name}"
+        yield Problem("system", "none", text, f"choose system=lognormal, {in_every_run}")
     if settings.secure_aggregation:
         yield from _secrecy_problems(plan, selector, aggregator)
 
@@ -280,13 +280,9 @@ def _selector_problems(
         (Signal.PUBLIC, "public_samples", server.public_samples, 100),
     ]
     for signal, key, value, example in samples:
-        yield rule(
-            value > 0 or signal not in selector.needs,
-            f"server.{key}",
-            value,
-            f"must be > 0 for {name}",
-            f"set it to {example}, {in_every_run}",
-        )
+        if signal in selector.needs and value <= 0:
+            text = f"must be > 0 for {name}"
+            yield Problem(f"server.{key}", value, text, f"set it to {example}, {in_every_run}")
 
     # The largest number of updates that the aggregator gets in a round. An adaptive selector may
     # select all clients, but with over-selection the first K updates count.
@@ -296,31 +292,29 @@ def _selector_problems(
         if selector.adaptive and not has_over_selection:
             max_updates = settings.num_clients
         for problem in aggregator.unfit_for(selector, max_updates):
-            yield problem and problem.within("aggregator")
+            if problem is not None:
+                yield problem.within("aggregator")
 
 
 def _secrecy_problems(
     plan: Plan, selector: Selector, aggregator: Aggregator | None
-) -> Iterator[Problem | None]:
+) -> Iterator[Problem]:
     """Yield what selector and aggregator need of single clients, which secure aggregation hides."""
     hidden = selector.needs & HIDDEN_SIGNALS
-    yield rule(
-        not hidden,
-        "selector",
-        plan.choices.get("selector"),
-        f"needs {server_sees(hidden)} of single clients, which secure_aggregation=true hides from "
-        "the server",
-        "choose random or aocs, say; `fedsim list selectors` says what the server sees",
-    )
-    if aggregator is not None:
-        yield rule(
-            aggregator.is_mean or aggregator.is_private,
-            "aggregator",
-            plan.choices.get("aggregator"),
-            "needs more than the mean of the updates, and secure_aggregation=true hides single "
-            "ones from the server (a mean is a class with `is_mean = True`)",
-            "aggregator=by_size or uniform",
+    if hidden:
+        text = (
+            f"needs {server_sees(hidden)} of single clients, which secure_aggregation=true hides "
+            "from the server"
         )
+        remedy = "choose random or aocs, say; `fedsim list selectors` says what the server sees"
+        yield Problem("selector", plan.choices.get("selector"), text, remedy)
+    if aggregator is not None and not (aggregator.is_mean or aggregator.is_private):
+        text = (
+            "needs more than the mean of the updates, and secure_aggregation=true hides single "
+            "ones from the server (a mean is a class with `is_mean = True`)"
+        )
+        choice = plan.choices.get("aggregator")
+        yield Problem("aggregator", choice, text, "aggregator=by_size or uniform")
 
 
 def _device_problem(device: str) -> Problem | None:

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from fedsim.commands.replay import lead_of, real_accuracies, run
-from fedsim.commands.replay_analysis import Choices, verdict
+from fedsim.commands.replay_analysis import ReplayAnalysis, verdict
+from fedsim.commands.replay_plots import plots
 from fedsim.config.compose import search_path
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, DivergedError
@@ -177,7 +178,9 @@ def test_measures_by_hand() -> None:
     rows = [
         {"chosen": chosen, "loss": loss, "available": 4, "drawn": 2, **same} for chosen, loss in did
     ]
-    found = Choices(["a", "b"], rows, [{"size": np.array([1.0, 2, 3, 4]), "loss": np.zeros(4)}])
+    found = ReplayAnalysis(
+        ["a", "b"], rows, [{"size": np.array([1.0, 2, 3, 4]), "loss": np.zeros(4)}]
+    )
     assert (found.measured["regret"].tolist(), found.order) == ([[0.75, 0.125]], [1, 0])
     assert found.distances == pytest.approx([(2 / 3 + 0) / 2])
     pairs = [
@@ -193,7 +196,7 @@ def test_a_replay_in_whose_rounds_no_client_was_available_has_no_chance() -> Non
     row = {"chosen": [], "available": 0, "drawn": 0, "clients": 0}
     row |= dict.fromkeys(("loss", "best", "worst"), 1.0)
     row |= dict.fromkeys(("percentile", "seconds_select", "bytes_asked"), 0)
-    choices = Choices(["a", "b"], [row, row], [{"size": np.ones(4)}])
+    choices = ReplayAnalysis(["a", "b"], [row, row], [{"size": np.ones(4)}])
     assert np.isnan(choices.chance)
 
 
@@ -214,7 +217,7 @@ def test_rounds_in_which_random_cohorts_do_not_differ_have_no_regret() -> None:
         {"chosen": [0], "loss": 2.0, **alone},
         {"chosen": [], "loss": 5.0, **alone},
     ]
-    found = Choices(["power_of_choice", "power"], rows, [{"size": np.array([1.0, 2, 3, 4])}])
+    found = ReplayAnalysis(["power_of_choice", "power"], rows, [{"size": np.array([1.0, 2, 3, 4])}])
     assert found.measured["regret"].tolist() == [[0.5, 1.0]]
     assert found.measured["percentile"].tolist() == [[50, 50]]
     choices, _, agreement = found.tables({})
@@ -225,9 +228,9 @@ def test_rounds_in_which_random_cohorts_do_not_differ_have_no_regret() -> None:
 def test_seeds_without_any_regret_leave_a_method_last() -> None:
     common = {"clients": 1, "seconds_select": 0, "bytes_asked": 0, "available": 1, "drawn": 1}
     row = {"chosen": [0], "loss": 2.0, "best": 2.0, "worst": 2.0, "percentile": 0, **common}
-    found = Choices(["a", "b"], [row, row], [{"size": np.array([1.0, 2])}])
+    found = ReplayAnalysis(["a", "b"], [row, row], [{"size": np.array([1.0, 2])}])
     assert np.isnan(found.measured["regret"]).all()
-    assert len(found.plots()) == 3
+    assert len(plots(found)) == 3
 
 
 def test_the_verdict_is_by_kendalls_test() -> None:

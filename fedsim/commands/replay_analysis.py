@@ -2,15 +2,15 @@
 they are.
 
 In a replay (`fedsim.running.replay`), several methods choose a cohort of clients in every round on
-the models of one run, the lead. `fedsim replay` makes a `Choices` after each seed, for its tables
-and plots. Arrays are [S, M] for S seeds and M methods unless a comment says otherwise.
+the models of one run, the lead. `fedsim replay` makes a `ReplayAnalysis` of all rounds so far after
+each seed. It has the statistics and the tables; `fedsim.commands.replay_plots` draws them. Arrays
+are [S, M] for S seeds and M methods unless a comment says otherwise.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import hypergeom, kendalltau, spearmanr
 
@@ -38,6 +38,7 @@ BOUNDS: dict[str, Bounds] = {
     "percentile": (0.0, 100.0),
 }
 """The bounds of the measures that are shown with a confidence interval."""
+CORRELATION_BOUNDS = (-1.0, 1.0)
 MEASURED = {
     "loss": "loss",
     "clients": "clients",
@@ -47,8 +48,8 @@ MEASURED = {
 """Columns of choices.jsonl whose means over rounds are in the table of choices, and their heads."""
 
 
-class Choices:
-    """The results of a replay about its methods.
+class ReplayAnalysis:
+    """Statistics about the methods of a replay.
 
     The Jaccard index of two choices is (clients in both) / (clients in any of the two).
 
@@ -61,23 +62,24 @@ class Choices:
     - `distances`: 1 - the mean Jaccard index of the choices of each pair of methods, in the order
       of `scipy.spatial.distance.pdist`.
     - `chance`: the mean Jaccard index of random choices; nan if no round had available clients.
-    - `order`: the numbers of the methods, the lowest mean regret first.
+    - `order`: the positions of the methods in `methods`, that of the lowest mean regret first.
     """
 
     def __init__(
         self, methods: Sequence[str], rows: Sequence[Any], clients: Sequence[Mapping[str, Floats]]
     ) -> None:
-        """Take the rows of choices.jsonl by seed, round and method, and the clients' properties.
+        """Take the rows of choices.jsonl (`Replay.play`), in the order of seeds, then of rounds,
+        then of methods, and the clients' properties.
 
         `clients` has for each seed the properties of the N clients by name, each [N].
         """
         num_seeds = len(clients)
-        num_methods = len(methods)
         num_clients = len(clients[0]["size"])
+        grid = np.array(rows, dtype=object).reshape(num_seeds, -1, len(methods))  # of rows
 
         def column(name: str) -> Floats:
             values = np.array([row[name] for row in rows])
-            return values.reshape(num_seeds, -1, num_methods)  # [seeds, rounds, methods]
+            return values.reshape(grid.shape)  # [seeds, rounds, methods]
 
         # 1. The measures.
         best = column("best")
@@ -95,38 +97,43 @@ class Choices:
         self.order = [int(method) for method in np.argsort(mean_regrets, kind="stable")]
 
         # 2. How often each method chooses each client, and how alike the choices of a round are.
-        #    The rows of a round are one for each method.
-        counts = np.zeros((num_seeds, num_methods, num_clients))
-        rows_of_seed = len(rows) // num_seeds
+        counts = np.zeros((num_seeds, len(methods), num_clients))
         distances = []
         random_indices = []
-        for start in range(0, len(rows), num_methods):
-            is_chosen = np.zeros((num_methods, num_clients), np.bool_)
-            for method in range(num_methods):
-                is_chosen[method, rows[start + method]["chosen"]] = True
-            counts[start // rows_of_seed] += is_chosen
+        for seed, round in np.ndindex(grid.shape[:2]):
+            rows_of_round = grid[seed, round]
+            is_chosen = np.zeros((len(methods), num_clients), np.bool_)
+            for method, row in enumerate(rows_of_round):
+                is_chosen[method, row["chosen"]] = True
+            counts[seed] += is_chosen
             distances.append(pdist(is_chosen, "jaccard"))
-            size = rows[start]["drawn"]  # of random cohorts; 0 in a round without clients
-            if size:
-                random_indices.append(expected_jaccard(rows[start]["available"], size))
+            num_available = rows_of_round[0]["available"]
+            if num_available:
+                cohort_size = rows_of_round[0]["drawn"]
+                random_indices.append(expected_jaccard(num_available, cohort_size))
         self.distances = np.mean(distances, axis=0)
         self.chance = float(np.mean(random_indices)) if random_indices else float("nan")
 
         # 3. Whom the methods prefer.
         self.preferences: dict[str, Floats] = {}
         for name in clients[0]:
-            correlations = np.empty((num_seeds, num_methods))
+            correlations = np.empty((num_seeds, len(methods)))
             for seed, method in np.ndindex(correlations.shape):
                 correlations[seed, method] = rank_correlation(
                     counts[seed, method], clients[seed][name]
                 )
             self.preferences[name] = correlations
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the methods, the lowest mean regret first."""
+        return [self.methods[method] for method in self.order]
+
     def tables(self, real: Mapping[str, Sequence[float]]) -> list[Table]:
         """Return the tables of a replay, with the `verdict`.
 
-        `real` has the final accuracies of ordinary runs by method. A method without such runs is
-        missing there, and has nan below.
+        `real` has the final accuracies of ordinary runs by method: `{"gpfl": [0.91, 0.93]}` for two
+        seeds. It lacks methods without such runs, whose accuracy is nan below.
         """
         accuracies = np.array([np.mean(real.get(name, np.nan)) for name in self.methods])
         known = np.isfinite(accuracies)
@@ -141,11 +148,11 @@ class Choices:
         measures = self.measured | {"real accuracy": accuracies[None]}
         similarity = 1 - squareform(self.distances)
         agreement = {self.methods[method]: similarity[None, :, method] for method in self.order}
-        signs = dict.fromkeys(self.preferences, (-1.0, 1.0))
+        bounds = dict.fromkeys(self.preferences, CORRELATION_BOUNDS)
         chance = f"Two random choices: {self.chance:.3f}."
         return [
             self._table("choices", "Choices", measures, f"{REGRET}{rounds}\n{sentence}", BOUNDS),
-            self._table("preferences", "Whom they prefer", self.preferences, PREFERENCES, signs),
+            self._table("preferences", "Whom they prefer", self.preferences, PREFERENCES, bounds),
             self._table("agreement", "Mean Jaccard index", agreement, chance, {}),
         ]
 
@@ -159,77 +166,30 @@ class Choices:
     ) -> Table:
         """Return a table with a row for each method, the lowest regret first.
 
-        `columns` are arrays by name. Those with `bounds` get a confidence interval.
+        `columns` has arrays by the columns' names. Those with `bounds` get a confidence interval.
         """
         rows = []
         for method in self.order:
-            cells = [shown(values[:, method], bounds.get(key)) for key, values in columns.items()]
-            rows.append([self.methods[method], *cells])
+            row: list[Any] = [self.methods[method]]
+            for column, values in columns.items():
+                row.append(mean_over_seeds(values[:, method], bounds.get(column)))
+            rows.append(row)
         frame = make_frame(["method", *columns], rows)
         return Table(name, title, frame, dict.fromkeys(columns, ".4g"), note)
 
-    def plots(self) -> list[Any]:
-        """Return the plots (`fedsim.report.drawing.Plot`) of agreement, preferences and regret.
-
-        In the plot of agreement, methods are in the order of average linkage.
-        """
-        from matplotlib.figure import Figure
-
-        from fedsim.report.drawing import Plot, style
-        from fedsim.report.layout import COLUMN
-
-        names = [self.methods[method] for method in self.order]
-        by_similarity = [0]
-        if len(self.methods) > 1:
-            by_similarity = list(leaves_list(linkage(self.distances, "average")))
-        similar_names = [self.methods[method] for method in by_similarity]
-        similarity = 1 - squareform(self.distances)[np.ix_(by_similarity, by_similarity)]
-        largest = max([2 * np.nan_to_num(self.chance), *(1 - self.distances)])
-        correlations = [array.mean(0)[self.order] for array in self.preferences.values()]
-        preferences = np.array(correlations).T  # [methods, properties]
-        regrets = [shown(values, UNBOUNDED) for values in self.measured["regret"][:, self.order].T]
-
-        with style():
-            size = (COLUMN + 0.1 * len(names), 1.6 + 0.17 * len(names))
-            figures = {
-                name: Figure(figsize=size) for name in ("agreement", "preferences", "regret")
-            }
-            bar = _heat_map(figures["agreement"], similarity, similar_names, similar_names)
-            bar.mappable.set(cmap="viridis", clim=(0, largest))
-            bar.set_label("mean Jaccard index (red: by chance)")
-            bar.ax.axhline(self.chance, color="red")
-            bar = _heat_map(figures["preferences"], preferences, names, list(self.preferences))
-            bar.mappable.set(cmap="RdBu_r", clim=(-1, 1))
-            bar.set_label("rank correlation")
-            ax = figures["regret"].subplots()
-            for place, regret in enumerate(regrets):
-                if isinstance(regret, Estimate):
-                    ax.errorbar(regret.mean, place, xerr=regret.half_width, fmt="C0o", capsize=2)
-                elif regret is not None:
-                    ax.plot(regret, place, "C0o")
-            ax.set_yticks(range(len(names)), names)
-            ax.set(ylim=(len(names) - 0.5, -0.5), xlabel="regret (0 best, 1 worst random cohort)")
-        return [Plot(name, "", figure) for name, figure in figures.items()]
-
-
-def _heat_map(figure: Any, values: Floats, rows: Sequence[str], columns: Sequence[str]) -> Any:
-    """Plot `values` with the names of their rows and columns. Return the bar of colours."""
-    ax = figure.subplots()
-    image = ax.imshow(values, aspect="auto")
-    ax.set_yticks(range(len(rows)), rows)
-    ax.set_xticks(range(len(columns)), columns, rotation=90)
-    return figure.colorbar(image, ax=ax)
-
 
 def expected_jaccard(num_available: int, size: int) -> float:
-    """Return the expected Jaccard index of two random cohorts of `size` available clients."""
+    """Return the expected Jaccard index of two random cohorts of `size` clients, out of
+    `num_available`."""
     common = hypergeom(num_available, size, size)  # the number n of clients in both
     return float(common.expect(lambda n: n / (2 * size - n)))
 
 
 def mean_of_known(values: Floats) -> Floats:
-    """Return the mean over the second axis without nan [S, ...] of `values` [S, R, ...]; nan where
-    all are nan."""
+    """Return the mean of `values` [S, R, ...] over R, without those that are nan: [S, ...].
+
+    It is nan where all are nan.
+    """
     num_known = np.isfinite(values).sum(1)
     return np.where(num_known > 0, np.nansum(values, 1) / np.maximum(num_known, 1), np.nan)
 
@@ -272,8 +232,9 @@ def rank_correlation(first: Floats, second: Floats) -> float:
     return float(spearmanr(first, second).statistic)
 
 
-def shown(values: Floats, bounds: Bounds | None) -> Estimate | float | None:
-    """Return the mean over seeds, with its interval if there are bounds and enough seeds.
+def mean_over_seeds(values: Floats, bounds: Bounds | None) -> Estimate | float | None:
+    """Return the mean of `values` [S]: with its confidence interval if `bounds` are given and there
+    are enough seeds.
 
     Seeds with nan do not count. Returns None if no seed is left.
     """

@@ -86,7 +86,7 @@ class BatchedBackend(TorchBackend):
         # 2. Train the stack.
         program = self._program(_stacked(start), schedule)
         losses = run_steps(program, self.data, schedule)
-        delta, momentum = program.delta(), program.momentum()
+        delta, momentum = program.subtract_start(), program.momentum()
         # 3. Return the results in the order of the call.
         if is_reordered:
             delta = _rows(delta, place_in_order)

@@ -25,7 +25,7 @@ class StackedBatch:
 
     - `weights` [R, B] is 1 / count for valid samples and 0 for padding; None if nothing is padded.
     - `keys` [R] determine the dropout masks; None if the model has no dropout.
-    - `repeats_last`: only the first row still trains, and the second row repeats its samples.
+    - `repeats_last`: only the first client still trains, and its batch comes twice (`run_steps`).
     """
 
     x: Tensor
@@ -38,41 +38,40 @@ class StackedBatch:
 def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBatch]:
     """Yield the batch of each step. Clients are ordered by falling number of steps.
 
-    Clients that have finished are left out. torch multiplies a single pair of matrices in another
-    order of additions than several pairs. So if one client of several is left, its batch comes
-    twice.
+    A batch has a row for each client that still trains. If a single one of several clients is left,
+    it has two equal rows (`run_steps`).
     """
     device = data.x.device
-    positions, keys, crops = schedule.tensors(device)
-    labels = data.y[positions]
+    all_positions, all_keys, all_crops = schedule.tensors(device)
+    all_labels = data.y[all_positions]
     for step, width in enumerate(schedule.widths):
-        counts = schedule.counts[:, step]
-        rows = int(np.count_nonzero(counts))
-        counts = counts[:rows]
-        batch_positions = positions[:rows, step, :width]
-        y = labels[:rows, step, :width]
-        batch_keys = None if keys is None else keys[:rows, step]
-        batch_crops = None if crops is None else crops[:rows, step, :width]
-        repeats_last = rows == 1 and len(schedule) > 1
+        num_training = int(np.count_nonzero(schedule.counts[:, step]))
+        counts = schedule.counts[:num_training, step]
+        positions = all_positions[:num_training, step, :width]
+        y = all_labels[:num_training, step, :width]
+        keys = None if all_keys is None else all_keys[:num_training, step]
+        crops = None if all_crops is None else all_crops[:num_training, step, :width]
+        repeats_last = num_training == 1 and len(schedule) > 1
         if repeats_last:
             counts = counts.repeat(2)
-            batch_positions = batch_positions.expand(2, -1)
+            positions = positions.expand(2, -1)
             y = y.expand(2, -1)
-            batch_keys = None if batch_keys is None else batch_keys.expand(2)
-            batch_crops = None if batch_crops is None else batch_crops.expand(2, -1)
+            keys = None if keys is None else keys.expand(2)
+            crops = None if crops is None else crops.expand(2, -1)
         weights: Tensor | None = None
         if counts.min() < width:
             means = torch.as_tensor(mean_weights(counts, width), dtype=real_dtype(data.x))
             weights = to_device(means, device)
-        x = data.batch(batch_positions, batch_crops)
-        yield StackedBatch(x, y, weights, batch_keys, repeats_last)
+        x = data.batch(positions, crops)
+        yield StackedBatch(x, y, weights, keys, repeats_last)
 
 
 class StepProgram(ABC):
     """The computation of one local step for the models of R clients.
 
     The models start from `start` [R, ...], which does not change, and train in `stack`, a copy of
-    it. Learning rate and correction are those of the `schedule`.
+    it. The optimiser changes the tensors whose names are in `trained`. Learning rate and correction
+    are those of the `schedule`.
     """
 
     def __init__(
@@ -93,27 +92,32 @@ class StepProgram(ABC):
 
     @abstractmethod
     def step(self, batch: StackedBatch) -> Tensor:
-        """Make one step of the leading rows, as many as the batch has.
+        """Make one step of the first R' models, with R' the number of rows of the batch.
 
-        Returns the samples' losses before the step [rows, B].
+        Returns the samples' losses before the step [R', B].
         """
 
-    def apply_gradients(self, grads: Stack, rows: int) -> None:
-        """Correct and clip the gradients of the first `rows` models, and make a step."""
-        params = {name: self.stack[name][:rows] for name in self.trained}
+    def apply_gradients(self, grads: Stack, num_rows: int) -> None:
+        """Correct and clip the gradients of the first `num_rows` models, and make a step."""
+        params = {name: self.stack[name][:num_rows] for name in self.trained}
         self.correction.add_to(grads, params)
         clip(grads, self.optimizer.max_grad_norm)
         self.optimizer.step(params, grads, self.state, self.lr)
 
-    def row(self, row: int) -> list[Tensor]:
-        """Return the parameters and momentum buffers of one client, as views."""
-        return [value[row] for value in (*self.stack.values(), *self._momentum_buffers().values())]
+    def state_of(self, row: int) -> list[Tensor]:
+        """Return the model and the momentum buffers of one client, as views."""
+        stacked = [*self.stack.values(), *self._momentum_buffers().values()]
+        return [value[row] for value in stacked]
 
-    def delta(self) -> Stack:
-        """Return each model's difference to its start, in the memory of the models."""
+    def subtract_start(self) -> Stack:
+        """Turn the models into their differences to the start, and return them.
+
+        The differences take the models' memory, so this is possible only once, after the last step.
+        """
+        delta = {}
         for name, value in self.stack.items():
-            value.sub_(self.start[name])
-        return {name: value.contiguous() for name, value in self.stack.items()}
+            delta[name] = value.sub_(self.start[name]).contiguous()
+        return delta
 
     def momentum(self) -> Stack | None:
         """Return the momentum buffers of all clients, or None if the optimiser has none."""
@@ -128,17 +132,22 @@ def run_steps(program: StepProgram, data: ClientData, schedule: Schedule) -> Ten
     """Make all steps of clients that are ordered by falling number of steps.
 
     Returns their samples' losses [R, S, B].
+
+    torch multiplies a single pair of matrices in another order of additions than several pairs. A
+    client's result must not depend on when the others finish. So when only the first of several
+    clients still trains, the second row of its batches repeats its samples, and the second client's
+    model makes steps that do not count. The second client's result is saved before the first of
+    these steps, and put back after the last.
     """
     losses = data.x.new_zeros(schedule.positions.shape, dtype=real_dtype(data.x))
-    saved: list[Tensor] | None = None
+    second_result: list[Tensor] | None = None
     for step, batch in enumerate(stacked_batches(data, schedule)):
-        if batch.repeats_last and saved is None:
-            # The second row is a copy's from here on. Save the result of the client in it.
-            saved = [value.clone() for value in program.row(1)]
+        if batch.repeats_last and second_result is None:
+            second_result = [value.clone() for value in program.state_of(1)]
         step_losses = program.step(batch)
-        rows, width = step_losses.shape
-        losses[:rows, step, :width] = step_losses
-    if saved is not None:
-        for value, result in zip(program.row(1), saved, strict=True):
+        num_rows, width = step_losses.shape
+        losses[:num_rows, step, :width] = step_losses
+    if second_result is not None:
+        for value, result in zip(program.state_of(1), second_result, strict=True):
             value.copy_(result)
     return losses

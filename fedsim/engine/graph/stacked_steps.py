@@ -39,7 +39,7 @@ class StackedPasses:
         if len(data.x):
             self.masked.try_out(data.x, data.y)
         self.full = self.masked
-        if self.masked.module.masks:
+        if self.masked.functional.masks:
             full = use_client_convolutions(for_sequential(workload.model), precision)
             full = use_client_norms(full)
             self.full = StackedGradients(full, device, precision)

@@ -114,7 +114,6 @@ def test_a_gpu_computes_gradients_jointly_unless_the_model_need_not_take_padding
     with PretendedCard():
         assert engine("cuda").backend._lists_that_fit(7, 9) > 10**6
         assert engine("cuda", graph, convolutions).backend._lists_that_fit(7, 9) == 1
-        assert engine("cuda", reference).backend._lists_that_fit(7, 9) == 1
 
 
 @pytest.mark.parametrize(("chunk_size", "at_once"), [("auto", 1000), (2, 2)])

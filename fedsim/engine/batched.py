@@ -21,7 +21,7 @@ from fedsim.engine.linear_passes import Layer, forward_and_backward, layers_of, 
 from fedsim.engine.optimizers import SGD, LocalOptimizer
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import StackedBatch, StepProgram, run_steps
-from fedsim.engine.torch_backend import TorchBackend
+from fedsim.engine.torch_backend import ChunkedBackend
 from fedsim.engine.training_copies import (
     for_batched,
     reject_hidden_randomness,
@@ -30,7 +30,7 @@ from fedsim.engine.training_copies import (
 from fedsim.engine.vmapped import StackedGradients
 
 
-class BatchedBackend(TorchBackend):
+class BatchedBackend(ChunkedBackend):
     """Trains all clients of a call together, by vmap or by passes that fedsim computes itself.
 
     Batches with fewer samples are padded and masked. Clients are ordered by falling number of

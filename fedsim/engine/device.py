@@ -118,7 +118,7 @@ def prepare(device: torch.device, deterministic: bool | None) -> None:
         _CUDNN.benchmark = False  # It would choose an algorithm by its time.
 
 
-def passes_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+def precision_context(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """Return the context of forward and backward passes, or of their recording.
 
     It may be entered again, but not inside itself.

@@ -72,7 +72,7 @@ class ReferenceBackend(TorchBackend):
                 client_schedule = schedule.rows(slice(row, row + 1))
                 results[row] = trainer.train(start[row], client_schedule, losses[row])
 
-        with self.passes:
+        with self.precision_context:
             if in_parallel:
                 queue = iter(range(in_parallel))
                 list(self._pool.map(train_clients, self._trainers, repeat(queue)))

@@ -1,6 +1,11 @@
-"""The base of all backends that train with PyTorch: passes of one model in eval mode."""
+"""The bases of the backends that train with PyTorch.
+
+`TorchBackend` has the passes of one model in eval mode. `ChunkedBackend` trains as many clients in
+one call as fit into the memory.
+"""
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
@@ -18,7 +23,7 @@ from fedsim.engine.device import (
     autocast,
     is_out_of_memory,
     model_bytes,
-    passes_in,
+    precision_context,
     precision_problem,
     prepare,
     rows_that_fit,
@@ -36,120 +41,54 @@ EVALUATION_BATCH = 1000
 """Number of samples in one forward pass on a CPU. A GPU takes at least as many, and as many as fit
 into its memory."""
 PASS_ALL_SHARE = 0.7
-"""Share of all samples from which passing all of them in order is faster than gathering some."""
+"""Share of all samples from which `forward` passes all of them in order. That is then faster than
+to gather those that it needs."""
 JOINT_LIST_LENGTH = 64
 """A CPU computes the gradients of several lists of samples at once if no list is longer."""
 JOINT_LIST_COUNT = 1000
-"""A CPU computes gradients at once from this number of lists. What it then imports takes a
-second."""
+"""Number of lists of samples from which a CPU computes gradients at once. torch then imports its
+compiler, which takes a second."""
 CACHED_BYTES = 4 * 2**20
 """Maximum size of the stacked models of several runs in one call on a CPU. For larger stacks,
 products wait for memory (docs/performance.md)."""
 
 
 class TorchBackend(Backend):
-    """Keeps a copy of the model in eval mode, into which it loads parameters before it uses them.
+    """Evaluates models and computes gradients with PyTorch.
 
-    `chunk_size` is the number of clients whose batches are padded and stacked, in training and, on
-    a GPU, for their gradients. `auto` takes as many as fit. When memory runs out, it is halved and
-    the chunk is repeated. It is 1 in backends whose models need not accept padded batches.
+    It keeps a copy of the user's model in eval mode, and loads parameters into it before each use.
+
+    - `precision_context`: the context of forward and backward passes.
+    - `layout`: the memory format of batches.
+    - `sample_bytes`: size of a sample and all layers' outputs for it on a GPU, where it limits what
+      is computed at once; 0 on a CPU.
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        precision: Precision,
-        deterministic: bool | None = None,
-        chunk_size: int | Literal["auto"] = 1,
+        self, workload: Workload, precision: Precision, deterministic: bool | None = None
     ) -> None:
         x = workload.data.x
-        valid = chunk_size == "auto" or chunk_size >= 1
-        check(
-            rule(valid, "chunk_size", chunk_size, "must be auto or >= 1"),
-            precision_problem(precision, x.device),
-        )
+        check(precision_problem(precision, x.device))
         prepare(x.device, deterministic)
         self.data = workload.data
         self.optimizer = workload.optimizer
         self.precision: Precision = precision
-        self.passes = passes_in(precision, x.device)
+        self.precision_context = precision_context(precision, x.device)
         self.model = copy.deepcopy(workload.model).to(x.device).eval()
         self.layout = layout_for(self.model, x, precision)
-        self.joint = not is_convolutional(self.model)
         self._tensors = traveling(self.model)
-        self.activations = 0
+        self.sample_bytes = 0
         self.pass_size = EVALUATION_BATCH
         if x.is_cuda:
-            self.activations = activation_bytes(self.model, x)
-            self.pass_size = samples_that_fit(self.activations, x.device, EVALUATION_BATCH)
-        # On a CPU, models with large activations train one by one anyway.
-        self._count_activations = chunk_size == "auto" and x.is_cuda
-        if chunk_size == "auto":
-            chunk_size = rows_that_fit(self.model, x.device)
-        self.chunk_size = chunk_size
-
-    @property
-    def max_joint_clients(self) -> int:
-        """Number of clients that fit into the memory of a GPU, or into the cache of a CPU."""
-        if self.data.x.is_cuda:
-            return self.chunk_size
-        return min(self.chunk_size, max(1, CACHED_BYTES // max(model_bytes(self.model), 1)))
-
-    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """Train as many clients at once as fit, by `_train_chunk`."""
-        size = self.chunk_size
-        if self._count_activations:
-            size = self._clients_that_fit(schedule.positions.shape[2])
-        count = len(schedule)
-        if count <= size:
-            result = self._if_it_fits(lambda: self._train_chunk(start, schedule), count)
-            return self.train(start, schedule) if result is None else result
-        results = []
-        for first in range(0, count, size):
-            chunk = slice(first, first + size)
-            results.append(self.train(start[chunk], schedule.rows(chunk)))
-        return concatenate_results(results, schedule)
-
-    def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """Train all clients of the `schedule` at once."""
-        raise NotImplementedError
-
-    def _clients_that_fit(self, width: int) -> int:
-        """Return how many clients fit at once, with the activations of batches of `width`."""
-        activations = self.activations * width
-        return min(self.chunk_size, rows_that_fit(self.model, self.data.x.device, activations))
-
-    def _if_it_fits(
-        self, compute: Callable[[], Result], count: int, what: str = "clients"
-    ) -> Result | None:
-        """Return what `compute` returns for `count` clients, or None if memory ran out.
-
-        Chunks have half the size from then on.
-        """
-        try:
-            with self.passes:
-                return compute()
-        except RuntimeError as error:
-            if count == 1 or not is_out_of_memory(error):
-                raise
-        self.chunk_size = count // 2
-        tell(
-            f"engine.chunk_size: out of memory with {count} {what} at once; going on with "
-            f"{self.chunk_size}"
-        )
-        self._free_memory()  # Outside of `except`, which would keep the attempt's tensors alive.
-        return None
-
-    def _free_memory(self) -> None:
-        if self.data.x.is_cuda:
-            torch.cuda.empty_cache()
+            self.sample_bytes = activation_bytes(self.model, x)
+            self.pass_size = samples_that_fit(self.sample_bytes, x.device, EVALUATION_BATCH)
 
     def num_passed_in_order(self, num_positions: int, x: Tensor) -> int:
         return len(x) if num_positions >= PASS_ALL_SHARE * len(x) else 0
 
     @torch.no_grad()
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
-        with self.passes:
+        with self.precision_context:
             self._load(params)
             if positions is None:
                 return self._logits_in_passes(x)
@@ -172,21 +111,132 @@ class TorchBackend(Backend):
     def gradients(
         self, params: Params, positions: Sequence[Positions], names: Sequence[str]
     ) -> Iterator[Tensor]:
+        for client_positions in positions:
+            yield self._gradient(params, client_positions, names)
+
+    def _gradient(self, params: Params, positions: Positions, names: Sequence[str]) -> Tensor:
+        self._load(params)  # The caller may have used the model since the last gradient.
+        trained = [self._tensors[name] for name in names]
+        total = [torch.zeros_like(value) for value in trained]
+        index = to_device(torch.as_tensor(positions), self.data.x.device)
+        for part in index.split(EVALUATION_BATCH):
+            with torch.enable_grad(), self.precision_context, recurrent_in_training(self.model):
+                logits = self._logits(self.data.x.index_select(0, part))
+                loss = F.cross_entropy(logits, self.data.y[part], reduction="sum")
+                grads = torch.autograd.grad(
+                    loss, trained, allow_unused=True, materialize_grads=True
+                )
+            torch._foreach_add_(total, list(grads))
+        torch._foreach_div_(total, max(len(positions), 1))
+        return torch.cat([value.flatten() for value in total])
+
+
+class ChunkedBackend(TorchBackend):
+    """Trains the clients of a call in chunks.
+
+    `chunk_size` is the number of clients whose batches are padded and stacked, in training and, on
+    a GPU, for their gradients. `auto` takes as many as fit. When memory runs out, it is halved and
+    the chunk is repeated.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        precision: Precision,
+        deterministic: bool | None,
+        chunk_size: int | Literal["auto"],
+    ) -> None:
+        valid = chunk_size == "auto" or chunk_size >= 1
+        check(rule(valid, "chunk_size", chunk_size, "must be auto or >= 1"))
+        super().__init__(workload, precision, deterministic)
+        device = workload.data.x.device
+        # On a CPU, models with large activations train one by one anyway.
+        self._activations_limit_training = chunk_size == "auto" and device.type == "cuda"
+        self._vmap_computes_gradients = not is_convolutional(self.model)
+        self.chunk_size = rows_that_fit(self.model, device) if chunk_size == "auto" else chunk_size
+
+    @property
+    def max_joint_clients(self) -> int:
+        """Number of clients that fit into the memory of a GPU, or into the cache of a CPU."""
+        if self.data.x.is_cuda:
+            return self.chunk_size
+        return min(self.chunk_size, max(1, CACHED_BYTES // max(model_bytes(self.model), 1)))
+
+    def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """Train as many clients at once as fit, by `_train_chunk`."""
+        size = self.chunk_size
+        if self._activations_limit_training:
+            size = self._clients_that_fit(schedule.positions.shape[2])
+        count = len(schedule)
+        if count <= size:
+            result = self._attempt(lambda: self._train_chunk(start, schedule), count)
+            if result is not None:
+                return result
+            size = self.chunk_size
+        results = []
+        for first in range(0, count, size):
+            rows = slice(first, first + size)
+            results.append(self.train(start[rows], schedule.rows(rows)))
+        return concatenate_results(results, schedule)
+
+    @abstractmethod
+    def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """Train all clients of the `schedule` at once."""
+
+    def _clients_that_fit(self, num_samples: int) -> int:
+        """Return how many clients fit at once, with the activations of `num_samples` each."""
+        activations = self.sample_bytes * num_samples
+        return min(self.chunk_size, rows_that_fit(self.model, self.data.x.device, activations))
+
+    def _attempt(
+        self, compute: Callable[[], Result], count: int, what: str = "clients"
+    ) -> Result | None:
+        """Return what `compute` returns for `count` clients at once.
+
+        If memory runs out, set `chunk_size` to half of `count`, and return None. With a single
+        client the error is raised.
+        """
+        try:
+            with self.precision_context:
+                return compute()
+        except RuntimeError as error:
+            if count == 1 or not is_out_of_memory(error):
+                raise
+        self.chunk_size = count // 2
+        tell(
+            f"engine.chunk_size: out of memory with {count} {what} at once; going on with "
+            f"{self.chunk_size}"
+        )
+        self._free_memory()  # Outside of `except`, which would keep the attempt's tensors alive.
+        return None
+
+    def _free_memory(self) -> None:
+        if self.data.x.is_cuda:
+            torch.cuda.empty_cache()
+
+    def gradients(
+        self, params: Params, positions: Sequence[Positions], names: Sequence[str]
+    ) -> Iterator[Tensor]:
         longest = max(map(len, positions), default=0)
         done = 0
         while done < len(positions):
-            lists = positions[done : done + self._lists_that_fit(len(positions), longest)]
-            gradients: Sequence[Tensor]
+            count = self._lists_that_fit(len(positions), longest)
+            lists = positions[done : done + count]
             if len(lists) == 1:
-                gradients = [self._gradient(params, lists[0], names)]
-            else:
-                gradients = self._joint_gradients(params, lists, names)
-            yield from gradients
-            done += len(gradients)
+                yield self._gradient(params, lists[0], names)
+                done += 1
+                continue
+            gradients = self._joint_gradients(params, lists, names)
+            if gradients is not None:  # Otherwise fewer lists are tried next.
+                yield from gradients.unbind()
+                done += len(lists)
 
     def _lists_that_fit(self, count: int, longest: int) -> int:
-        """Return of how many lists of samples gradients are computed at once."""
-        if not self.joint or self.chunk_size == 1:
+        """Return for how many of `count` lists of samples gradients are computed at once.
+
+        `longest` is the length of the longest list.
+        """
+        if not self._vmap_computes_gradients or self.chunk_size == 1:
             return 1
         if self.data.x.is_cuda:
             return self._clients_that_fit(min(longest, EVALUATION_BATCH))
@@ -195,10 +245,11 @@ class TorchBackend(Backend):
 
     def _joint_gradients(
         self, params: Params, positions: Sequence[Positions], names: Sequence[str]
-    ) -> Sequence[Tensor]:
-        """Return the gradients of several lists at once, or none if that fails.
+    ) -> Tensor | None:
+        """Return the gradients of several lists at once [K, D], or None.
 
-        The caller then tries fewer lists.
+        None means that memory ran out, or that vmap does not know an operation of the model. From
+        then on, `_lists_that_fit` returns fewer.
         """
 
         def compute() -> Tensor:
@@ -209,31 +260,14 @@ class TorchBackend(Backend):
                 params,
                 positions,
                 names,
-                EVALUATION_BATCH,
+                max_samples=EVALUATION_BATCH,
             )
 
         try:
-            gradients = self._if_it_fits(compute, len(positions), "gradients")
-            return [] if gradients is None else gradients.unbind()
-        except RuntimeError as error:  # vmap does not know an operation of the model.
+            return self._attempt(compute, len(positions), "gradients")
+        except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
         tell(f"gradients of one client after another (slower, same results): {reason}")
-        self.joint = False
+        self._vmap_computes_gradients = False
         self._free_memory()
-        return []
-
-    def _gradient(self, params: Params, positions: Positions, names: Sequence[str]) -> Tensor:
-        self._load(params)  # The caller may have used the model since the last gradient.
-        trained = [self._tensors[name] for name in names]
-        total = [torch.zeros_like(value) for value in trained]
-        index = to_device(torch.as_tensor(positions), self.data.x.device)
-        for part in index.split(EVALUATION_BATCH):
-            with torch.enable_grad(), self.passes, recurrent_in_training(self.model):
-                logits = self._logits(self.data.x.index_select(0, part))
-                loss = F.cross_entropy(logits, self.data.y[part], reduction="sum")
-                grads = torch.autograd.grad(
-                    loss, trained, allow_unused=True, materialize_grads=True
-                )
-            torch._foreach_add_(total, list(grads))
-        torch._foreach_div_(total, max(len(positions), 1))
-        return torch.cat([value.flatten() for value in total])
+        return None

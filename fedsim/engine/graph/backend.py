@@ -37,7 +37,7 @@ from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD, Adam
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import StackedBatch
-from fedsim.engine.torch_backend import TorchBackend
+from fedsim.engine.torch_backend import ChunkedBackend
 from fedsim.engine.training_copies import reject_hidden_randomness, reject_hidden_state
 from fedsim.engine.trial import agree, trial_schedule
 
@@ -58,7 +58,7 @@ MAX_TRAINERS = 8
 """Maximum number of sizes of cohorts and batches whose recordings are kept."""
 
 
-class GraphBackend(TorchBackend):
+class GraphBackend(ChunkedBackend):
     """Replays CUDA graphs of the local steps. On a CPU, it makes the same steps one by one.
 
     The steps read batches, models, dropout keys and learning rates from the buffers. Clients with
@@ -134,7 +134,7 @@ class GraphBackend(TorchBackend):
                 return None
             schedule = trial_schedule(workload)
             start = [initial(self.model)] * len(schedule)
-            with self.passes:
+            with self.precision_context:
                 actual, expected = (
                     self._new_trainer(2, 2, 4, False, together=together).train(
                         start, schedule, Recorder("a trial")

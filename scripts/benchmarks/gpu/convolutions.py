@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedsim.engine.device import Precision, passes_in
+from fedsim.engine.device import Precision, precision_context
 from fedsim.engine.graph.buffers import ALIGNMENT, round_up_to
 from scripts.benchmarks.gpu.workloads import Bench
 
@@ -121,7 +121,7 @@ def _put_cudnn(bench: Bench, name: str, layer: Layer, precision: Precision) -> N
     }
     for way, (forward, backward_of) in ways.items():
         row: dict[str, Any] = {}
-        with passes_in(precision, bench.device):
+        with precision_context(precision, bench.device):
             try:
                 row["forward_us"] = microseconds(bench, forward)
                 row["input_us"] = microseconds(bench, partial(backward_of, input_only))

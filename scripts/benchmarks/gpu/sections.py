@@ -15,7 +15,7 @@ from fedsim.core.rng import Streams
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.data import ClientData
-from fedsim.engine.device import passes_in
+from fedsim.engine.device import precision_context
 from fedsim.engine.engine import Engine
 from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.model import initial
@@ -68,7 +68,7 @@ def environment(bench: Bench) -> None:
     for precision in ("float32", "tf32", "bf16"):
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         matrix = torch.randn(side, side, device=bench.device, dtype=dtype)
-        with passes_in("tf32" if precision == "tf32" else "float32", bench.device):
+        with precision_context("tf32" if precision == "tf32" else "float32", bench.device):
             milliseconds = bench.milliseconds(partial(torch.matmul, matrix, matrix))
         teraflops = 2 * side**3 / milliseconds / 1e9
         bench.put("environment", f"product, {precision}", teraflops=teraflops)

@@ -3,9 +3,8 @@
 It is the reference: the other backends are tested against it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from typing import Any, Literal
 
 import torch
@@ -58,28 +57,32 @@ class ReferenceBackend(TorchBackend):
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """Train K clients by the `schedule`.
 
-        The workers take clients from one queue. torch's operations release the global interpreter
+        All workers take clients from one queue. torch's operations release the global interpreter
         lock, so threads do run in parallel. The last K mod `workers` clients would leave workers
         idle. So they train one by one in the caller's thread, with all of torch's threads.
         """
         losses = torch.zeros(schedule.positions.shape, dtype=real_dtype(self.data.x)).numpy()
         count, workers = len(schedule), len(self._trainers)
-        in_parallel = count - count % workers if workers > 1 else 0
-        results: dict[int, tuple[Params, Params]] = {}
+        num_parallel = count - count % workers if workers > 1 else 0
+        deltas: list[Params] = [{}] * count
+        momenta: list[Params] = [{}] * count
 
-        def train_clients(trainer: ClientTrainer, queue: Iterator[int]) -> None:
+        def train_client(trainer: ClientTrainer, row: int) -> None:
+            client_schedule = schedule.rows(slice(row, row + 1))
+            deltas[row], momenta[row] = trainer.train(start[row], client_schedule, losses[row])
+
+        queue = iter(range(num_parallel))
+
+        def train_from_queue(trainer: ClientTrainer) -> None:
             for row in queue:
-                client_schedule = schedule.rows(slice(row, row + 1))
-                results[row] = trainer.train(start[row], client_schedule, losses[row])
+                train_client(trainer, row)
 
         with self.precision_context:
-            if in_parallel:
-                queue = iter(range(in_parallel))
-                list(self._pool.map(train_clients, self._trainers, repeat(queue)))
-            train_clients(self._trainers[0], iter(range(in_parallel, count)))
-        delta = _stacked([results[row][0] for row in range(count)])
-        momentum = _stacked([results[row][1] for row in range(count)])
-        return TrainingResult(delta, losses, momentum or None)
+            if num_parallel:
+                list(self._pool.map(train_from_queue, self._trainers))  # Raises a worker's error.
+            for row in range(num_parallel, count):
+                train_client(self._trainers[0], row)
+        return TrainingResult(_stacked(deltas), losses, _stacked(momenta) or None)
 
 
 class ClientTrainer:
@@ -96,11 +99,11 @@ class ClientTrainer:
         self.dropouts = list(keyed_dropouts(self.model).values())
         self.tensors = traveling(self.model)
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        # Buffers that do not travel, such as BatchNorm's number of batches, start anew.
+        # Buffers that clients do not send, such as BatchNorm's number of batches, start anew.
         buffers = self.model.named_buffers()
-        self.counters = [buffer for name, buffer in buffers if name not in self.tensors]
-        self.initial_counters = [buffer.clone() for buffer in self.counters]
-        self._places = _places_of_buffers(self.model)
+        self.unsent = [buffer for name, buffer in buffers if name not in self.tensors]
+        self.initial_unsent = [buffer.clone() for buffer in self.unsent]
+        self._buffers = _buffers_by_place(self.model)
 
     def train(
         self, params: Params, schedule: Schedule, losses: NDArray[Any]
@@ -108,13 +111,13 @@ class ClientTrainer:
         """Train from `params` by the `schedule` of one client.
 
         Writes its samples' losses to `losses` [S, B]. Returns the change of the model, and the
-        optimiser's momentum buffers, which are empty if it has none.
+        optimiser's momentum buffers, empty if it has none.
         """
         with torch.no_grad():
             start = [params[name] for name in self.tensors]
             torch._foreach_copy_(list(self.tensors.values()), start)
-            if self.counters:
-                torch._foreach_copy_(self.counters, self.initial_counters)
+            if self.unsent:
+                torch._foreach_copy_(self.unsent, self.initial_unsent)
         optimizer = self.optimizer.torch_optimizer(list(self.trained.values()), schedule.lr)
         self._make_steps(schedule, optimizer, losses)
         delta = {name: value.detach() - params[name] for name, value in self.tensors.items()}
@@ -137,7 +140,7 @@ class ClientTrainer:
             values.mean().backward()
             self._complete_gradients(schedule)
             optimizer.step()
-            self._keep_buffers()
+            self._put_buffers_back()
             batch_losses.append(values.detach())
         if batch_losses:
             _, steps, width = schedule.positions.shape
@@ -145,10 +148,13 @@ class ClientTrainer:
             losses[:steps, :width][schedule.mask[0]] = torch.cat(batch_losses).cpu().numpy()
 
     @torch.no_grad()
-    def _keep_buffers(self) -> None:
-        """Copy buffers that the model has replaced (`self.mean = ...`) into those before, which
-        `tensors` and `counters` hold."""
-        for layer, name, buffer in self._places:
+    def _put_buffers_back(self) -> None:
+        """Give the model its first buffers again, with the values of those that replaced them.
+
+        The forward pass of a user's layer may replace a buffer (`self.mean = ...`). But `tensors`
+        and `unsent` refer to the first ones.
+        """
+        for layer, name, buffer in self._buffers:
             current = layer._buffers[name]
             if current is not buffer:
                 assert current is not None
@@ -187,14 +193,14 @@ class ClientTrainer:
         return buffers
 
 
-def _places_of_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    """Return each buffer of a model with its layer and its name there."""
-    places = []
+def _buffers_by_place(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Return the layer, the name in this layer, and the tensor of each buffer of a model."""
+    buffers = []
     for layer in model.modules():
         for name, buffer in layer._buffers.items():
             if buffer is not None:
-                places.append((layer, name, buffer))
-    return places
+                buffers.append((layer, name, buffer))
+    return buffers
 
 
 def _stacked(models: Sequence[Params]) -> Stack:

@@ -10,9 +10,10 @@ has three steps:
 
 If the samples of a call do not fit, it is split into several such calls.
 
-`ClientData.on_demand` allocates the buffer, as `data.x` of the `ClientData` that everybody has.
-It has room for the samples of any three clients. Callers of `forward` pass `data.x` and positions
-to mean samples of the data set; so the buffer, compared by identity, stands for the data set.
+`ClientData.on_demand` allocates the buffer, with room for the samples of any three clients. It is
+`data.x`, and the rest of fedsim does not know that it is a buffer. A call of `forward` with
+`data.x` and positions means these samples of the data set. So `OnDemandBackend` takes the tensor
+`data.x` for the whole data set. Any other tensor, such as a test set, holds its samples itself.
 """
 
 import math
@@ -59,7 +60,7 @@ class OnDemandBackend(Backend):
         self.buffer_size = len(data.x)
         fewest_rows = min(rows_for_largest_clients(data.train, data.evaluate), len(data.source))
         assert self.buffer_size >= fewest_rows, "the buffer is not that of ClientData.on_demand"
-        # A backend may try out its model on the first samples when it is built.
+        # A backend tries out its model on the first samples of its data when it is built.
         self._copy_to_buffer(np.arange(min(self.buffer_size, EVALUATION_BATCH)))
         buffered = ClientData(
             self.buffer, self.buffer_labels, (), (), data.num_classes, augment=data.augment
@@ -72,24 +73,24 @@ class OnDemandBackend(Backend):
         self._set_pass_sizes()
 
     def _set_pass_sizes(self) -> None:
-        """Set how many samples `forward` copies at once, and `pass_size` (see `Backend`).
+        """Set how many samples `forward` copies into the buffer at once, and `pass_size`.
 
-        The ordinary backend cuts the copied samples into passes of its own `pass_size`. Their
-        number is a multiple of it if possible: passes then hold the same samples as without a
-        buffer. A buffer that is smaller than one pass is filled completely, and is one pass.
+        The ordinary backend cuts the samples of a call into passes of its own `pass_size`. If the
+        buffer has room for a whole pass, each fill is a number of whole passes. They then hold the
+        same samples as without a buffer. A smaller buffer is filled completely, and is one pass.
+
+        This backend's `pass_size` promises that `forward` may be cut at its multiples (`Backend`).
+        With a smaller buffer, passes of the data set have the size of a fill, and those of other
+        tensors the ordinary backend's. Multiples of both are cuts between passes of either.
         """
-        inner_size = self.backend.pass_size
-        if self.buffer_size >= inner_size:
-            self._samples_at_once = self.buffer_size - self.buffer_size % inner_size
-        else:
-            self._samples_at_once = self.buffer_size
-        holds_all_samples = self.buffer_size == len(self.source)
-        if self._samples_at_once % inner_size == 0 or holds_all_samples:
-            self.pass_size = inner_size
-        else:
-            # Passes of the data set have `_samples_at_once` samples. Passes of other samples, such
-            # as a test set, have `inner_size`. A cut at a common multiple fits both.
-            self.pass_size = math.lcm(self._samples_at_once, inner_size)
+        ordinary = self.backend.pass_size
+        self.pass_size = ordinary
+        if self.buffer_size >= ordinary:
+            self._samples_per_fill = self.buffer_size - self.buffer_size % ordinary
+            return
+        self._samples_per_fill = self.buffer_size
+        if self.buffer_size < len(self.source):
+            self.pass_size = math.lcm(self._samples_per_fill, ordinary)
 
     @property
     def description(self) -> str:
@@ -113,35 +114,32 @@ class OnDemandBackend(Backend):
         if np.unique(schedule.positions).size <= self.buffer_size:
             return self._train_part(start, schedule)
         results = []
-        for part in self._parts_that_fit(schedule):
+        for rows in self._parts_that_fit(schedule):
             # Padded, so that batches have the shape that they have in the whole cohort.
-            part_schedule = schedule.rows(part, padded=True)
-            results.append(self._train_part(start[part], part_schedule))
+            part = schedule.rows(rows, padded=True)
+            results.append(self._train_part(start[rows], part))
         return concatenate_results(results, schedule)
 
     def _train_part(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """Train clients whose samples fit into the buffer."""
-        # Each sample is copied once: the sorted positions `needed` [n] go to rows 0 to n - 1 of the
-        # buffer. The inverse has for each position of the schedule its index in `needed`, and so
-        # its row in the buffer.
-        needed, inverse = np.unique(schedule.positions, return_inverse=True)
+        """Train clients whose samples fit into the buffer. Each sample is copied once."""
+        # `buffer_rows` has the index in `needed` of each position of the schedule.
+        needed, buffer_rows = np.unique(schedule.positions, return_inverse=True)
         self._copy_to_buffer(needed)
-        buffer_rows = inverse.reshape(schedule.positions.shape)
+        buffer_rows = buffer_rows.reshape(schedule.positions.shape)
         return self.backend.train(start, replace(schedule, positions=buffer_rows))
 
     def _parts_that_fit(self, schedule: Schedule) -> list[slice]:
         """Cut the clients into consecutive parts whose samples fit into the buffer.
 
-        Each part has two clients or more (if there are two): results of a client that is trained
-        alone may differ in their last bits (`Backend.fewest_clients`). All parts but the last have
-        three clients or more, because any three fit (`LARGEST_CLIENTS`). If the last part has a
-        single client, it can therefore take another from the part before it.
+        Each part has two clients or more, if there are two: the result of a client that trains
+        alone may differ in its last bits (`Backend.fewest_clients`). The samples of any three
+        clients fit (`ClientData.on_demand`), so all parts but the last have three clients or more.
+        A last part of a single client therefore takes another one from the part before it.
         """
         cuts = [0]
         num_samples = 0
         for client, positions in enumerate(schedule.positions):
-            # Padding at position 0 may be counted here. The largest clients have none: they make
-            # the most steps. So a client never counts more than the largest clients have samples.
+            # Position 0 counts as a sample, too, if a client with fewer steps has padding there.
             count = np.unique(positions).size
             if num_samples + count > self.buffer_size:
                 cuts.append(client)
@@ -153,8 +151,11 @@ class OnDemandBackend(Backend):
         return [slice(begin, end) for begin, end in pairwise([*cuts, num_clients])]
 
     def num_passed_in_order(self, num_positions: int, x: Tensor) -> int:
-        """Return how many samples `forward` passes in order, as without a buffer: the whole data
-        set or 0. The results then have the same bits."""
+        """Return the size of the data set if `forward` passes all of it in order, otherwise 0.
+
+        The rule is that of the ordinary backend without a buffer. So passes hold the same samples,
+        and results have the same bits.
+        """
         if x is not self.buffer:
             return self.backend.num_passed_in_order(num_positions, x)
         num_samples = len(self.source)
@@ -167,18 +168,18 @@ class OnDemandBackend(Backend):
         assert positions is not None, "the whole data set does not fit into memory"
         num_in_order = self.num_passed_in_order(len(positions), x)
         if num_in_order == 0:
-            return self._forward_in_parts(params, positions)
-        logits = self._forward_in_parts(params, np.arange(num_in_order))
+            return self._forward_in_fills(params, positions)
+        logits = self._forward_in_fills(params, np.arange(num_in_order))
         return logits[to_device(torch.as_tensor(positions), logits.device)]
 
-    def _forward_in_parts(self, params: Params, positions: Positions) -> Tensor:
+    def _forward_in_fills(self, params: Params, positions: Positions) -> Tensor:
         """Return logits of the data set's samples at `positions`, one fill of the buffer after
         another."""
         logits = []
-        for begin in range(0, len(positions), self._samples_at_once):
-            part = positions[begin : begin + self._samples_at_once]
-            self._copy_to_buffer(part)
-            logits.append(self.backend.forward(params, self.buffer[: len(part)]))
+        for begin in range(0, len(positions), self._samples_per_fill):
+            fill = positions[begin : begin + self._samples_per_fill]
+            self._copy_to_buffer(fill)
+            logits.append(self.backend.forward(params, self.buffer[: len(fill)]))
         return torch.cat(logits)
 
     def gradients(

@@ -356,6 +356,23 @@ def test_padding_counts_when_runs_that_train_jointly_fill_the_buffer(
     assert clients_trained == [2, 5]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_client_trains_alone_if_a_cohort_is_cut_and_large_clients_make_fewer_steps(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_data, "BUFFER_BYTES", 0)
+    source = OwnerSamples(dataset(num_owners=1, samples_per_owner=24.0, size_deviation=0.0))
+    clients = np.split(np.arange(4, 24), 5)
+    task = workload(ClientData.on_demand(source, torch.arange(24) % 4, clients, clients, 4))
+    buffered = OnDemandBackend(task, BACKENDS[backend])
+    assert buffered.buffer_size == 13  # 3 clients of 4 samples, and 1 for padding
+    work, ids = LocalWork(2, None, 4), np.arange(5)
+    schedule = make_schedule(clients, work, Streams(0), 1, ids, 0.1, dropout=True)
+    schedule.counts[:4, 1] = 0
+    schedule.positions[:4, 1] = 0  # padding, as make_schedule has it after a client's last step
+    assert buffered._parts_that_fit(schedule) == [slice(0, 3), slice(3, 5)]
+
+
 # --- whole runs -----------------------------------------------------------------------------------
 
 RUN = (

@@ -138,10 +138,11 @@ class OnDemandBackend(Backend):
         """
         cuts = [0]
         num_samples = 0
+        mask = schedule.mask
         for client, positions in enumerate(schedule.positions):
-            # Position 0 counts as a sample, too, if a client with fewer steps has padding there.
-            count = np.unique(positions).size
-            if num_samples + count > self.buffer_size:
+            count = np.unique(positions[mask[client]]).size
+            # One row is for the padding of clients with fewer steps, which is position 0.
+            if num_samples + count > self.buffer_size - 1:
                 cuts.append(client)
                 num_samples = 0
             num_samples += count

@@ -5,8 +5,8 @@ combines their updates.
 updates that have arrived, before the aggregator. In symbols: w is a model, w_t the server's model
 in round t, and w_k the model that client k has trained from it. N is the number of all clients, K
 that of the cohort, n_k that of the training samples of client k, and n their sum over all clients.
-P parameters are trained; vectors [P] are flat over these. (In the formulas of SCAFFOLD, K is the
-number of a client's steps, as in its paper.)
+p_k is the weight of client k in the objective sum_k p_k F_k, with F_k its training loss. P
+parameters are trained; vectors [P] are flat over these.
 
 The simulation holds the state of all clients. A client's state changes only in `combine`, when its
 update has arrived at the server. It does not change if the client trains for a comparison or a
@@ -42,14 +42,18 @@ LARGE_BYTES = 2**30
 class LocalTraining:
     """The facts about a cohort's training that `LocalAlgorithm.combine` may use.
 
-    `lr` is the learning rate, `optimizer` the clients' optimiser, and `num_clients` the number N of
-    all clients that have samples. Four functions compute values only if they are called. `scales()`
-    [K] returns N p_k, with p_k the weight of client k in the objective sum_k p_k F_k (F_k: its
-    training loss). The aggregator's `weighting` sets p_k: N p_k is 1, or n_k N / n. `weights()` [K]
-    returns the weights by which the updates are averaged; their sum is one. `total_weight()` is the
-    sum of the weights before they were divided by it. It is not one with selectors whose weights
-    are unbiased (`ocs`). `gradients()` [K, P] returns what each client sends as the gradient of its
-    mean training loss at the round's model, in eval mode.
+    - `lr`: the learning rate of the round.
+    - `optimizer`: the clients' optimiser.
+    - `num_clients`: the number N of all clients that have samples.
+
+    The other fields are functions, because few algorithms need their values:
+
+    - `scales()` [K] returns N p_k, which is 1 or n_k N / n by the aggregator's `weighting`.
+    - `weights()` [K] returns the weights by which the updates are averaged. Their sum is one.
+    - `total_weight()` returns the sum of these weights before they were divided by it. It is not
+      one with selectors whose weights are unbiased (`ocs`).
+    - `gradients()` [K, P] returns what each client sends as the gradient of its mean training loss
+      at the round's model, in eval mode.
     """
 
     lr: float
@@ -88,8 +92,8 @@ class LocalAlgorithm(Stateful, ABC):
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
         """Return the problem of this algorithm with the clients' optimiser, or None.
 
-        The problem's key is the parameter that requires something else of the optimiser. It is
-        empty if the algorithm itself does. fedsim calls this before the run.
+        The problem's key is the parameter of this algorithm whose value does not go with the
+        optimiser. It is empty if no value does. fedsim calls this before the run.
         """
         return None
 
@@ -147,19 +151,20 @@ class Scaffold(LocalAlgorithm):
     Clients step along g + c - c_k. Then x <- x + server_lr mean_k(y_k - x) and
     c <- c + sum_k p_k (c_k+ - c_k). All variates are zero at first.
 
-    p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`: c is the mean of all c_k by
-    these weights. Clients rest where c = 0, so p_k alone decides which objective sum_k p_k F_k is
-    minimised, and not the weights of a selector or of the clients in a round. (The code of FedDyn's
-    authors has n_k / n in its SCAFFOLD, too.)
+    p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`. c is the mean of all c_k by
+    these weights. If the variates are the clients' gradients, c is the gradient of the objective,
+    and training converges only where it is zero. So p_k alone decides which objective is minimised,
+    and not the weights of a selector or of the clients in a round. (The code of FedDyn's authors
+    has n_k / n in its SCAFFOLD, too.)
 
     `option` I: c_k+ is the gradient of all of the client's data at x in eval mode, in one
-    additional pass. `option` II: c_k+ = c_k - c + (x - y_k) / (K eta), with K the client's number
-    of steps. This is the mean of the gradients of plain SGD, including weight decay, and of no
-    other optimiser.
+    additional pass. `option` II: c_k+ = c_k - c + (x - y_k) / (tau_k eta), with eta the learning
+    rate and tau_k the client's number of steps (K in the paper). This is the mean of the gradients
+    of plain SGD, including weight decay, and of no other optimiser.
 
-    The mean is the aggregator's, and `server_lr` a factor on the updates that it receives. A client
-    downloads c, of the model's size, before it trains, and uploads c_k+ - c_k with a collected
-    update. The server only keeps the sum of all c_k, and each client its own.
+    The aggregator takes mean_k, and `server_lr` is a factor on the updates that it receives. A
+    client downloads c, of the model's size, before it trains, and uploads c_k+ - c_k with a
+    collected update. The server only keeps c, and each client its own c_k.
     """
 
     extra_down = extra_up = kept_vectors = 1
@@ -191,7 +196,7 @@ class Scaffold(LocalAlgorithm):
         return Correction(shift=split_flat(shift, params))
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
-        """Move c and each c_k of the cohort, and return the updates times `server_lr`."""
+        """Update c and each c_k of the cohort, and return the updates times `server_lr`."""
         updates = cohort.updates
         mean = torch.zeros_like(updates[0]) if self.mean is None else self.mean
         old = _rows(self.variates, cohort.ids, mean)
@@ -207,7 +212,7 @@ class Scaffold(LocalAlgorithm):
 @parameters
 class FedNova(FedProx):
     """Normalised averaging (Wang et al., "Tackling the Objective Inconsistency Problem", 2020, Eq.
-    6 and 9): clients that make more steps do not count more.
+    6 and 9): clients that make more steps do not count more. Local training has FedProx's term.
 
     Updates are multiplied by tau_eff / |a_k|_1. The vector a_k holds the weight of each local
     step's gradient in the update of client k, and |a_k|_1 is their sum. For plain SGD this is the
@@ -215,10 +220,11 @@ class FedNova(FedProx):
     computes |a_k|_1 as the distance that the optimiser covers, in units of the learning rate, if
     all gradients are one. This also covers momentum with `mu`, and Nesterov's momentum.
 
-    tau_eff is sum_k p_k |a_k|_1 with the aggregator's or selector's weights p_k: the effective
-    steps of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The authors'
-    code has sum_k p_k tau_k with mu > 0.) Weight decay counts as a part of the gradients. The
-    server knows the numbers of steps, so no byte is added.
+    tau_eff, the effective steps of plain averaging, is sum_k q_k |a_k|_1. Here q_k are the weights
+    by which the aggregator averages the updates; a selector may set them. (With mu > 0 the authors'
+    code has sum_k q_k tau_k instead, with tau_k the number of steps.) If all |a_k|_1 are equal, the
+    updates do not change. Weight decay counts as a part of the gradients. The server knows the
+    numbers of steps, so no byte is added.
 
     The paper takes the entries of a_k to be at least 0. With large `mu` some would be below 0, so
     such values are rejected (at the learning rate of the first round).
@@ -229,13 +235,12 @@ class FedNova(FedProx):
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
         """Return a problem unless the optimiser is SGD and `mu` times its learning rate is at most
         `_largest_pull`: 1 without momentum, less with it."""
-        name = type(self).__name__
         if not isinstance(optimizer, SGD):
             text = (
                 "normalises updates of SGD, with or without momentum, "
                 f"and not of {type(optimizer).__name__}"
             )
-            return Problem("", name, text, "optimizer=sgd")
+            return Problem("", type(self).__name__, text, "optimizer=sgd")
         largest = _largest_pull(optimizer) / optimizer.lr
         context = f"optimizer.lr={optimizer.lr:g} and optimizer.momentum={optimizer.momentum:g}"
         text = (
@@ -257,26 +262,26 @@ class FedNova(FedProx):
         """Return |a|_1 after 0, 1, ... `max_steps` steps [max_steps + 1]."""
         optimizer = training.optimizer
         assert isinstance(optimizer, SGD)
-        distance, velocity = 0.0, 0.0
+        velocity = 0.0
         distances = [0.0]
         for _ in range(max_steps):
             # the proximal term pulls back by mu times the distance covered so far
-            gradient = 1 - training.lr * self.mu * distance
+            gradient = 1 - training.lr * self.mu * distances[-1]
             velocity = optimizer.momentum * velocity + gradient
             step = velocity
             if optimizer.nesterov:
                 step = gradient + optimizer.momentum * velocity
-            distance += step
-            distances.append(distance)
+            distances.append(distances[-1] + step)
         return np.array(distances)
 
 
 def _largest_pull(optimizer: SGD) -> float:
     """Return the largest `mu` times learning rate with which no gradient counts negatively.
 
-    The weight h of a gradient j steps later obeys h(j + 1) = t h(j) - d h(j - 1). With momentum r
-    and m = mu lr, t = 1 + r - m and d = r; for Nesterov's, t = (1 + r) (1 - m) and d = r (1 - m).
-    Up to the returned value, t >= 2 sqrt(d): both roots are real and positive, and h stays above 0.
+    Let b(j) be a gradient's weight in the update j steps later. It obeys the recurrence
+    b(j + 1) = t b(j) - d b(j - 1). With momentum r and m = mu lr, t = 1 + r - m and d = r; for
+    Nesterov's, t = (1 + r) (1 - m) and d = r (1 - m). Up to the returned value, t >= 2 sqrt(d):
+    both roots are real and positive, and b stays above 0.
     """
     momentum = optimizer.momentum
     if optimizer.nesterov:
@@ -285,7 +290,7 @@ def _largest_pull(optimizer: SGD) -> float:
 
 
 def _rounded_down(value: float) -> str:
-    """Return the largest number of four digits that is at most `value`, as text."""
+    """Return `value` rounded down to four significant digits, as text."""
     digits = Context(prec=4, rounding=ROUND_FLOOR).create_decimal(value)
     return f"{float(digits):g}"
 
@@ -295,20 +300,19 @@ class FedDyn(LocalAlgorithm):
     """Dynamic regularisation (Acar et al., "Federated Learning Based on Dynamic Regularization",
     2021, Algorithm 1).
 
-    Clients minimise L_k(w) - <g_k, w> + alpha/2 |w - w_t|^2, with L_k the training loss of client
-    k. Then g_k <- g_k - alpha (w_k - w_t), h <- h - alpha sum_k p_k (w_k - w_t) and
+    Clients minimise F_k(w) - <g_k, w> + alpha/2 |w - w_t|^2; local training only comes near the
+    minimum. Then g_k <- g_k - alpha (w_k - w_t), h <- h - alpha sum_k p_k (w_k - w_t) and
     w <- mean_k(w_k) - h / alpha. g_k and h are zero at first. Client and server can each compute
     them from the updates, so no byte is added.
 
-    p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`: h is the mean of all g_k by
-    these weights, and the model rests where it is zero. So p_k alone decides which objective sum_k
-    p_k L_k is minimised, whatever weights the mean of a round has. (The authors' code minimises the
-    objective of n_k / n by plain means and alpha n / (n_k N) in place of alpha.) Local training
-    only comes near the minimum.
+    p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`. h is the mean of all g_k by
+    these weights, and training converges only where it is zero. So p_k alone decides which
+    objective is minimised, whatever weights the mean of a round has. (The authors' code minimises
+    the objective of n_k / n by plain means and alpha n / (n_k N) in place of alpha.)
 
-    h sums all updates that arrive. A server optimiser would sum h again, which diverges. An
-    aggregator that ignores or shortens some updates would be undone by h, which holds them whole.
-    So the aggregator must be a plain mean.
+    The aggregator must be a plain mean, because h sums all updates that arrive. A server optimiser
+    would sum h again, which diverges. An aggregator that ignores or shortens some updates would not
+    keep them out of the model: they are whole in h, which changes the model in every round.
     """
 
     needs_average = True
@@ -325,9 +329,9 @@ class FedDyn(LocalAlgorithm):
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
         """Return a problem if the optimiser decays weights apart from the gradient, as AdamW."""
-        decays_apart = False
-        if isinstance(optimizer, Adam):
-            decays_apart = optimizer.decoupled and optimizer.weight_decay > 0
+        decays_apart = (
+            isinstance(optimizer, Adam) and optimizer.decoupled and optimizer.weight_decay > 0
+        )
         text = (
             "makes alpha (w_k - w_t) a gradient of the local loss, which decoupled weight decay is "
             "no part of"
@@ -341,10 +345,10 @@ class FedDyn(LocalAlgorithm):
         return Correction(self.alpha, split_flat(shift, params))
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
-        """Move h and each g_k of the cohort, and return the updates minus h / alpha.
+        """Update h and each g_k of the cohort, and return the updates minus h / alpha.
 
-        The aggregator then adds mean_k(w_k - w_t) - h / alpha to w_t. Some selectors have weights
-        that do not add up to one: h / alpha is divided by their sum, so that it is added once.
+        The aggregator then adds mean_k(w_k - w_t) - h / alpha to w_t. If a selector's weights do
+        not add up to one, h / alpha is divided by their sum, so that it is subtracted once.
         """
         updates = cohort.updates
         old = _rows(self.gradients, cohort.ids, updates[0])

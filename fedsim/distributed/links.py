@@ -26,9 +26,9 @@ DATACLASSES = {
     f"{cls.__module__}.{cls.__qualname__}": cls for cls in (Schedule, Correction, TrainingResult)
 }
 """Dataclasses that messages may hold."""
-WORKING = timedelta(days=1)
-"""Maximum time between two messages of a rank. If a rank dies, the others notice it at once,
-because its connection breaks."""
+MAX_WAIT = timedelta(days=1)
+"""Maximum time that a rank waits for another rank, which may be working. If a rank dies, the others
+notice it at once, because its connection breaks."""
 
 T = TypeVar("T")
 
@@ -45,33 +45,38 @@ class Message:
 
 
 def packed(message: Message) -> tuple[bytes, list[Tensor]]:
-    """Return a message's JSON, and the bytes of its tensors on the CPU and of those on a GPU."""
+    """Return a message's JSON, and the bytes of its tensors as flat tensors.
+
+    The first flat tensor has the bytes of all tensors on the CPU, and may be empty. If there are
+    tensors on a GPU, a second one has theirs.
+    """
     tensors: dict[str, Tensor] = {}
     content = encode(dict(message.content), tensors, message.kind, DATACLASSES)
     descriptions = []
-    cpu_bytes = [torch.empty(0, dtype=torch.uint8)]
-    gpu_bytes: list[Tensor] = []
+    cpu_parts = [torch.empty(0, dtype=torch.uint8)]
+    gpu_parts: list[Tensor] = []
     for value in tensors.values():
         dtype = str(value.dtype).removeprefix("torch.")
         descriptions.append([dtype, list(value.shape), value.is_cuda])
-        parts = gpu_bytes if value.is_cuda else cpu_bytes
+        parts = gpu_parts if value.is_cuda else cpu_parts
         parts.append(value.view(-1).view(torch.uint8))
     head = {"kind": message.kind, "content": content, "tensors": descriptions}
-    return json.dumps(head).encode(), [torch.cat(part) for part in (cpu_bytes, gpu_bytes) if part]
+    flat = [torch.cat(parts) for parts in (cpu_parts, gpu_parts) if parts]
+    return json.dumps(head).encode(), flat
 
 
 def empty_tensors_for(head: bytes, device: torch.device) -> list[Tensor]:
-    """Return tensors that can receive the bytes of a message's tensors."""
-    cpu_bytes, gpu_bytes = 0, 0
+    """Return tensors that can receive the flat tensors of a message with the JSON `head`."""
+    cpu_size, gpu_size = 0, 0
     for dtype, shape, on_gpu in json.loads(head)["tensors"]:
         size = math.prod(shape) * getattr(torch, dtype).itemsize
         if on_gpu:
-            gpu_bytes += size
+            gpu_size += size
         else:
-            cpu_bytes += size
-    flat = [torch.empty(cpu_bytes, dtype=torch.uint8)]
-    if gpu_bytes:
-        flat.append(torch.empty(gpu_bytes, dtype=torch.uint8, device=device))
+            cpu_size += size
+    flat = [torch.empty(cpu_size, dtype=torch.uint8)]
+    if gpu_size:
+        flat.append(torch.empty(gpu_size, dtype=torch.uint8, device=device))
     return flat
 
 
@@ -79,12 +84,13 @@ def unpacked(head: bytes, flat: list[Tensor], device: torch.device) -> Message:
     """Return the message that `packed` has packed, with tensors in memory of their own."""
     values = json.loads(head)
     tensors = {}
-    ends = [0, 0]  # of what was read of the tensors on the CPU, and on the GPU
-    for number, (name, shape, on_gpu) in enumerate(values["tensors"]):
-        dtype = getattr(torch, name)
-        start = ends[on_gpu]
-        ends[on_gpu] += math.prod(shape) * dtype.itemsize
-        part = flat[on_gpu][start : ends[on_gpu]].clone()
+    num_read = [0, 0]  # bytes of flat[0] and flat[1]
+    for number, (dtype_name, shape, on_gpu) in enumerate(values["tensors"]):
+        dtype = getattr(torch, dtype_name)
+        which = int(on_gpu)
+        begin = num_read[which]
+        num_read[which] += math.prod(shape) * dtype.itemsize
+        part = flat[which][begin : num_read[which]].clone()
         tensors[str(number)] = part.view(dtype).view(shape)
     return Message(values["kind"], decode(values["content"], tensors, device, DATACLASSES))
 
@@ -117,7 +123,7 @@ class Link:
         text = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         for part in (torch.tensor([len(head)]), text, *flat):
             if part.numel():
-                self._wait(rank, partial(dist.isend, part, rank))
+                self._transfer(rank, partial(dist.isend, part, rank))
 
     def receive(self, rank: int) -> Message:
         """Return the next message of a rank."""
@@ -131,15 +137,17 @@ class Link:
         return unpacked(head, flat, self.device)
 
     def _receive_into(self, tensor: Tensor, rank: int) -> Tensor:
-        self._wait(rank, partial(dist.irecv, tensor, rank))
+        self._transfer(rank, partial(dist.irecv, tensor, rank))
         return tensor
 
-    def _wait(self, rank: int, begin: Callable[[], "dist.Work | None"]) -> None:
+    def _transfer(self, rank: int, begin: Callable[[], "dist.Work | None"]) -> None:
+        """Call `begin`, which begins a transfer to or from a rank, and wait for the transfer."""
         try:
             work = begin()
             assert work is not None
-            work.wait(WORKING)
+            work.wait(MAX_WAIT)
         except RuntimeError as error:
+            # gloo's text is "[<file>:<line>] <reason>. <advice>".
             reason = str(error).partition("] ")[2] or str(error)
             raise LostRankError(rank, self.size, reason.partition(". ")[0].strip()) from error
 
@@ -147,9 +155,9 @@ class Link:
 class Others:
     """The other ranks, as rank 0 sees them: they answer requests, side by side.
 
-    - `size`: number of all ranks, with this one.
+    - `size`: number of all ranks, including rank 0.
     - `in_step`: no answer is outstanding, so the others wait for the next message.
-    - `lost`: the error of a rank that has ended.
+    - `lost`: the error of a rank that has ended, or None.
     """
 
     def __init__(self, link: Link) -> None:
@@ -161,10 +169,11 @@ class Others:
     def ask(
         self, requests: Mapping[int, Message], compute_here: Callable[[], T]
     ) -> tuple[T, dict[int, Message]]:
-        """Return what `compute_here` returns, and the answers of the ranks, which work meanwhile.
+        """Return the result of `compute_here`, and the answers of the ranks, which work meanwhile.
 
-        Raises what `compute_here` raises. Otherwise it raises an error that names the first rank
-        that raised anything.
+        `requests` and answers are by rank. If several things fail, the error of `compute_here` is
+        raised first of all, then `LostRankError`, then an error that names the first rank whose
+        answer is an error.
         """
         if self.lost is not None:
             raise self.lost
@@ -177,6 +186,7 @@ class Others:
                 result = compute_here()
             except (Exception, SystemExit) as error:  # A user's class may raise anything.
                 failure = error
+            # The answers are received also after a failure. Then the ranks are in step again.
             answers = {rank: self.link.receive(rank) for rank in requests}
         except LostRankError as error:
             self.lost = error
@@ -187,8 +197,9 @@ class Others:
         if failure is not None:
             raise failure
         for rank, answer in answers.items():
-            if answer.kind == "error" and answer.content["known"]:
+            if answer.kind != "error":
+                continue
+            if answer.content["known"]:
                 raise FedsimError(f"rank {rank}: {answer.content['text']}")
-            if answer.kind == "error":
-                raise RuntimeError(f"rank {rank} has raised\n{answer.content['traceback']}")
+            raise RuntimeError(f"rank {rank} has raised\n{answer.content['traceback']}")
         return result, answers

@@ -29,7 +29,7 @@ import fedsim
 from fedsim.config.plan import Plan
 from fedsim.core.errors import FedsimError, check, rule
 from fedsim.distributed.backend import DividedBackend, Holdings
-from fedsim.distributed.links import WORKING, Link, LostRankError, Message, Others
+from fedsim.distributed.links import MAX_WAIT, Link, LostRankError, Message, Others
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.process import STOP, STOP_CODES, World
 
@@ -187,7 +187,7 @@ def run_over_ranks(
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     backend = backend_name()
     try:
-        dist.init_process_group(backend, timeout=WORKING, rank=place.rank, world_size=place.size)
+        dist.init_process_group(backend, timeout=MAX_WAIT, rank=place.rank, world_size=place.size)
     except (RuntimeError, ValueError) as error:
         fault = f"rank {place.rank} of {place.size} cannot join the others"
         raise FedsimError(f"{fault}: {error}") from error

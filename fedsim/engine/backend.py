@@ -184,6 +184,22 @@ class Backend(ABC):
         return schedule.lr, schedule.widths, schedule.correction.kind
 
 
+class ForwardingBackend(Backend):
+    """The base of backends that do their work by calls of another one, `backend`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.reason = backend.reason
+        self.exact = backend.exact
+        self.fewest_clients = backend.fewest_clients
+
+    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.backend.cross_entropies(logits, labels)
+
+    def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.backend.hits(logits, labels)
+
+
 def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], Bools | None]:
     """Return `losses` and `finite` of a `TrainingResult`.
 

@@ -1,8 +1,6 @@
-"""What fedsim asks of a device: precision, compiled functions, and how much fits into its memory.
+"""What depends on the device: compiled functions, precision, and how much fits into the memory.
 
-Parameters, updates and losses are always float32. On a GPU, switches of the whole process decide in
-which precision torch computes. Every backend that computes with torch sets them here. Outside of
-passes, products are in full float32.
+Backends that compute with PyTorch use these functions.
 """
 
 import copy
@@ -22,7 +20,7 @@ from fedsim.core.errors import Problem, rule
 
 
 def tell(text: str) -> None:
-    """Print one line to stderr, about something that changes how fedsim computes and not what."""
+    """Print a line to stderr, about something that changes how fedsim computes, but not what."""
     Console(stderr=True).print(text, soft_wrap=True, markup=False)
 
 
@@ -30,25 +28,23 @@ def tell(text: str) -> None:
 
 Compile = Literal["auto"] | bool
 WORTH_STEPS = 10_000
-"""Number of a client's local steps in a run from which compiling pays. It takes some 10 s, and
-saves 1 to 3 ms a step (docs/performance.md)."""
+"""Smallest number of a client's local steps in a run for which compiling by torch pays. It takes
+some 10 s, and saves 1 to 3 ms a step (docs/performance.md)."""
 
 
 def worth_compiling(choice: Compile, num_steps: int, min_steps: int = WORTH_STEPS) -> bool:
-    """Return whether to compile for a run of `num_steps`.
+    """Return whether to compile for a run in which a client makes `num_steps` local steps.
 
-    The rule is fixed, so that a repeated run computes the same.
+    `auto` is a fixed rule, so that a repeated run computes the same.
     """
-    if choice == "auto":
-        return num_steps >= min_steps
-    return choice
+    return num_steps >= min_steps if choice == "auto" else choice
 
 
 class Compiled:
-    """A function that is compiled at its first call.
+    """A function that torch compiles at its first call.
 
-    If that fails, it prints a warning, and runs uncompiled from then on. It must not change its
-    arguments, because a call that fails is repeated.
+    If compiling fails, the function runs as it is from then on, `failure` is the reason, and a
+    warning is printed. The function must not change its arguments, because the call is repeated.
     """
 
     def __init__(self, plain: Callable[..., Any]) -> None:
@@ -62,20 +58,19 @@ class Compiled:
         if self.failure is None:
             try:
                 return self._fast(*args)
-            except (
-                Exception
-            ) as error:  # The tracer or code generator failed, or there is no compiler.
+            # The tracer or the code generator may fail in any way, or there is no compiler.
+            except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                lines = str(error).strip().splitlines() or [type(error).__name__]
-                self.failure = lines[0][:200]
+                text = str(error).strip() or type(error).__name__
+                self.failure = text.splitlines()[0][:200]
                 warn_not_compiled(self.failure)
         return self._plain(*args)
 
 
 @functools.cache
 def warn_not_compiled(failure: str) -> None:
-    """Print why a function is not compiled, once a process for each reason."""
+    """Print why a function is not compiled. The cache prints each reason once in a process."""
     tell(f"engine.compile: not compiled (slower, same results): {failure}")
 
 
@@ -90,25 +85,29 @@ def can_run_triton(device: torch.device) -> bool:
 
 Precision = Literal["float32", "tf32", "bf16"]
 """Precision of products and convolutions. `tf32` rounds their inputs to 10 bits after the point and
-adds in float32 (a GPU's tensor cores). `bf16` uses bfloat16 (torch.autocast)."""
+adds in float32 (a GPU's tensor cores). `bf16` uses bfloat16 (torch.autocast). Parameters, updates
+and losses are always float32."""
 
 _CUDNN: Any = torch.backends.cudnn
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of a forward pass."""
+    """Return the context of a forward pass: for `bf16` that of torch.autocast."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def precision_problem(precision: Precision, device: torch.device) -> Problem | None:
-    """Return the problem of TF32 on a CPU, whose results would pass for a GPU's; otherwise None."""
+    """Return the problem of TF32 on a CPU, otherwise None.
+
+    A CPU would compute in float32, and the run's record would say TF32.
+    """
     possible = precision != "tf32" or device.type == "cuda"
     remedy = "use engine.precision=float32"
     return rule(possible, "precision", precision, "needs a CUDA GPU", remedy)
 
 
 def prepare(device: torch.device, deterministic: bool | None) -> None:
-    """Set the switches of a GPU for what is computed outside of passes.
+    """Set torch's switches of this process for a GPU: all products are in full float32.
 
     `deterministic` (None means True): cuDNN uses only algorithms that always add in the same order.
     """
@@ -121,7 +120,8 @@ def prepare(device: torch.device, deterministic: bool | None) -> None:
 def precision_context(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """Return the context of forward and backward passes, or of their recording.
 
-    It may be entered again, but not inside itself.
+    For `tf32` on a GPU, it switches products to TF32, and back to full float32 in the end. It may
+    be entered again, but not inside itself.
     """
     return _Tf32() if precision == "tf32" and device.type == "cuda" else nullcontext()
 
@@ -135,7 +135,7 @@ class _Tf32(AbstractContextManager[None]):
 
 
 def switches() -> dict[str, Any]:
-    """Return how the switches of a GPU are set."""
+    """Return how torch's switches for a GPU are set, for the summary of a run."""
     return {
         "products": torch.backends.cuda.matmul.fp32_precision,
         "convolutions": _CUDNN.conv.fp32_precision,
@@ -153,20 +153,20 @@ def _set_products(kind: Literal["ieee", "tf32"]) -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 MEMORY_SHARE = 0.2
-"""Share of the device's memory for the stacked models of one chunk (`chunk_size: auto`), and for a
-forward pass."""
-COPIES = 6
-"""A model takes so many times its size while it trains: parameters, gradients, optimiser state and
-results."""
-PASSES = 2
-"""Outputs of layers count so many times: functions without a layer, and gradients, take as much
-again."""
+"""Share of the device's memory for the clients that train at once (`chunk_size: auto`), and for the
+samples of a forward pass."""
+MODEL_COPIES = 6
+"""Memory of a model in training, as a multiple of its size: for parameters, gradients, optimiser
+state and results."""
+ACTIVATION_COPIES = 2
+"""Memory of the activations, as a multiple of the size of all layers' outputs. Functions that are
+no layers, and gradients, take about as much as the layers."""
 
 
 def device_memory(device: torch.device) -> int:
-    """Return the bytes of the whole memory.
+    """Return the bytes of the device's whole memory, free or not.
 
-    It does not matter how much is free, so that a run on one machine is always cut the same way.
+    A run on one machine is then always cut the same way.
     """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
@@ -175,23 +175,22 @@ def device_memory(device: torch.device) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether there was no memory left; torch has no class of error for that on a CPU."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return "DefaultCPUAllocator" in str(error)
+    no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return no_memory or "DefaultCPUAllocator" in str(error)
 
 
-def rows_that_fit(model: nn.Module, device: torch.device, activations: int = 0) -> int:
-    """Return how many clients fit into a share of the memory.
+def clients_that_fit(model: nn.Module, device: torch.device, activations: int = 0) -> int:
+    """Return how many clients can train at once, at least 1.
 
     `activations` is the size of the outputs of one client's layers in bytes.
     """
-    client_bytes = COPIES * model_bytes(model) + PASSES * activations
+    client_bytes = MODEL_COPIES * model_bytes(model) + ACTIVATION_COPIES * activations
     return max(1, int(device_memory(device) * MEMORY_SHARE / max(client_bytes, 1)))
 
 
 def samples_that_fit(activations: int, device: torch.device, minimum: int) -> int:
     """Return how many samples fit into one forward pass, with `activations` bytes each."""
-    sample_bytes = max(PASSES * activations, 1)
+    sample_bytes = max(ACTIVATION_COPIES * activations, 1)
     return max(minimum, int(device_memory(device) * MEMORY_SHARE / sample_bytes))
 
 
@@ -207,17 +206,16 @@ def activation_bytes(model: nn.Module, x: Tensor) -> int:
     """
     if not len(x):
         return 0
-    total = x[0].nbytes
+    sizes = [x[0].nbytes]
 
-    def count(layer: nn.Module, inputs: Any, output: object) -> None:
-        nonlocal total
+    def note_size(layer: nn.Module, inputs: Any, output: object) -> None:
         if isinstance(output, Tensor):
-            total += output.nbytes
+            sizes.append(output.nbytes)
 
-    probe = copy.deepcopy(model).to(x.device).eval()
-    for layer in probe.modules():
+    copied = copy.deepcopy(model).to(x.device).eval()
+    for layer in copied.modules():
         if not list(layer.children()):
-            layer.register_forward_hook(count)
+            layer.register_forward_hook(note_size)
     with torch.no_grad():
-        probe(x[:1])
-    return total
+        copied(x[:1])
+    return sum(sizes)

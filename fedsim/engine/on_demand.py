@@ -27,7 +27,13 @@ from torch import Tensor
 
 from fedsim.core.flat import to_device
 from fedsim.core.types import ClientPositions, Params, Positions
-from fedsim.engine.backend import Backend, TrainingResult, Workload, concatenate_results
+from fedsim.engine.backend import (
+    Backend,
+    ForwardingBackend,
+    TrainingResult,
+    Workload,
+    concatenate_results,
+)
 from fedsim.engine.data import BUFFER_BYTES, ClientData, rows_for_largest_clients
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import EVALUATION_BATCH, PASS_ALL_SHARE
@@ -36,7 +42,7 @@ GRADIENT_BYTES = BUFFER_BYTES
 """Maximum size of the gradients that `OnDemandBackend.gradients` holds at the same time."""
 
 
-class OnDemandBackend(Backend):
+class OnDemandBackend(ForwardingBackend):
     """A backend that makes the samples of each call, and passes the call on to `self.backend`.
 
     Training gives the same bits as with all samples in memory if the samples of a call fit into the
@@ -65,11 +71,9 @@ class OnDemandBackend(Backend):
         buffered = ClientData(
             self.buffer, self.buffer_labels, (), (), data.num_classes, augment=data.augment
         )
-        self.backend = build(replace(workload, data=buffered))
-        self.reason = self.backend.reason
-        # How a call is split depends on its positions and the buffer's size, not on the processor.
-        self.exact = self.backend.exact
-        self.fewest_clients = self.backend.fewest_clients
+        # The same bits on every processor (`exact`) stay the same: how a call is split depends on
+        # its positions and the buffer's size only.
+        super().__init__(build(replace(workload, data=buffered)))
         self._set_pass_sizes()
 
     def _set_pass_sizes(self) -> None:
@@ -103,12 +107,6 @@ class OnDemandBackend(Backend):
     def joint_key(self, schedule: Schedule) -> Hashable:
         return self.backend.joint_key(schedule)
 
-    def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.backend.cross_entropies(logits, labels)
-
-    def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.backend.hits(logits, labels)
-
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """Train K models. The samples of each client must fit into the buffer."""
         if np.unique(schedule.positions).size <= self.buffer_size:
@@ -125,8 +123,8 @@ class OnDemandBackend(Backend):
         # `buffer_rows` has the index in `needed` of each position of the schedule.
         needed, buffer_rows = np.unique(schedule.positions, return_inverse=True)
         self._copy_to_buffer(needed)
-        buffer_rows = buffer_rows.reshape(schedule.positions.shape)
-        return self.backend.train(start, replace(schedule, positions=buffer_rows))
+        positions = buffer_rows.reshape(schedule.positions.shape)
+        return self.backend.train(start, replace(schedule, positions=positions))
 
     def _parts_that_fit(self, schedule: Schedule) -> list[slice]:
         """Cut the clients into consecutive parts whose samples fit into the buffer.
@@ -154,8 +152,8 @@ class OnDemandBackend(Backend):
     def num_passed_in_order(self, num_positions: int, x: Tensor) -> int:
         """Return the size of the data set if `forward` passes all of it in order, otherwise 0.
 
-        The rule is that of the ordinary backend without a buffer. So passes hold the same samples,
-        and results have the same bits.
+        The rule is that of `TorchBackend` without a buffer. So passes hold the same samples, and
+        results have the same bits.
         """
         if x is not self.buffer:
             return self.backend.num_passed_in_order(num_positions, x)

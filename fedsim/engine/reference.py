@@ -3,7 +3,7 @@
 It is the reference: the other backends are tested against it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -67,21 +67,17 @@ class ReferenceBackend(TorchBackend):
         deltas: list[Params] = [{}] * count
         momenta: list[Params] = [{}] * count
 
-        def train_client(trainer: ClientTrainer, row: int) -> None:
-            client_schedule = schedule.rows(slice(row, row + 1))
-            deltas[row], momenta[row] = trainer.train(start[row], client_schedule, losses[row])
-
-        queue = iter(range(num_parallel))
-
-        def train_from_queue(trainer: ClientTrainer) -> None:
-            for row in queue:
-                train_client(trainer, row)
+        def train_clients(trainer: ClientTrainer, rows: Iterable[int]) -> None:
+            for row in rows:
+                client_schedule = schedule.rows(slice(row, row + 1))
+                deltas[row], momenta[row] = trainer.train(start[row], client_schedule, losses[row])
 
         with self.precision_context:
             if num_parallel:
-                list(self._pool.map(train_from_queue, self._trainers))  # Raises a worker's error.
-            for row in range(num_parallel, count):
-                train_client(self._trainers[0], row)
+                queue = iter(range(num_parallel))
+                # list() waits for all workers, and raises an error of one of them.
+                list(self._pool.map(lambda trainer: train_clients(trainer, queue), self._trainers))
+            train_clients(self._trainers[0], range(num_parallel, count))
         return TrainingResult(_stacked(deltas), losses, _stacked(momenta) or None)
 
 
@@ -94,7 +90,7 @@ class ClientTrainer:
         self.data = workload.data
         self.optimizer = workload.optimizer
         self.layout = layout
-        self.precision: Precision = precision
+        self.precision = precision
         self.model = for_sequential(workload.model).to(self.data.x.device)
         self.dropouts = list(keyed_dropouts(self.model).values())
         self.tensors = traveling(self.model)
@@ -103,7 +99,11 @@ class ClientTrainer:
         buffers = self.model.named_buffers()
         self.unsent = [buffer for name, buffer in buffers if name not in self.tensors]
         self.initial_unsent = [buffer.clone() for buffer in self.unsent]
-        self._buffers = _buffers_by_place(self.model)
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        for layer in self.model.modules():
+            for name, buffer in layer._buffers.items():
+                if buffer is not None:
+                    self._buffers.append((layer, name, buffer))
 
     def train(
         self, params: Params, schedule: Schedule, losses: NDArray[Any]
@@ -191,16 +191,6 @@ class ClientTrainer:
             buffer = optimizer.state[parameter].get("momentum_buffer")
             buffers[name] = torch.zeros_like(parameter) if buffer is None else buffer
         return buffers
-
-
-def _buffers_by_place(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    """Return the layer, the name in this layer, and the tensor of each buffer of a model."""
-    buffers = []
-    for layer in model.modules():
-        for name, buffer in layer._buffers.items():
-            if buffer is not None:
-                buffers.append((layer, name, buffer))
-    return buffers
 
 
 def _stacked(models: Sequence[Params]) -> Stack:

@@ -25,14 +25,12 @@ class StackedBatch:
 
     - `weights` [R, B] is 1 / count for valid samples and 0 for padding; None if nothing is padded.
     - `keys` [R] determine the dropout masks; None if the model has no dropout.
-    - `repeats_last`: only the first client still trains, and its batch comes twice (`run_steps`).
     """
 
     x: Tensor
     y: Tensor
     weights: Tensor | None
     keys: Tensor | None
-    repeats_last: bool = False
 
 
 def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBatch]:
@@ -51,8 +49,7 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
         y = all_labels[:num_training, step, :width]
         keys = None if all_keys is None else all_keys[:num_training, step]
         crops = None if all_crops is None else all_crops[:num_training, step, :width]
-        repeats_last = num_training == 1 and len(schedule) > 1
-        if repeats_last:
+        if num_training == 1 and len(schedule) > 1:
             counts = counts.repeat(2)
             positions = positions.expand(2, -1)
             y = y.expand(2, -1)
@@ -63,7 +60,7 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
             means = torch.as_tensor(mean_weights(counts, width), dtype=real_dtype(data.x))
             weights = to_device(means, device)
         x = data.batch(positions, crops)
-        yield StackedBatch(x, y, weights, keys, repeats_last)
+        yield StackedBatch(x, y, weights, keys)
 
 
 class StepProgram(ABC):
@@ -106,8 +103,7 @@ class StepProgram(ABC):
 
     def state_of(self, row: int) -> list[Tensor]:
         """Return the model and the momentum buffers of one client, as views."""
-        stacked = [*self.stack.values(), *self._momentum_buffers().values()]
-        return [value[row] for value in stacked]
+        return [value[row] for value in (*self.stack.values(), *self._momentum_buffers().values())]
 
     def subtract_start(self) -> Stack:
         """Turn the models into their differences to the start, and return them.
@@ -134,20 +130,21 @@ def run_steps(program: StepProgram, data: ClientData, schedule: Schedule) -> Ten
     Returns their samples' losses [R, S, B].
 
     torch multiplies a single pair of matrices in another order of additions than several pairs. A
-    client's result must not depend on when the others finish. So when only the first of several
-    clients still trains, the second row of its batches repeats its samples, and the second client's
-    model makes steps that do not count. The second client's result is saved before the first of
-    these steps, and put back after the last.
+    client's result must not depend on when the others finish. So when the second client has
+    finished, and only the first still trains, the second row of each batch repeats its samples. The
+    second client's model then makes steps that do not count. Its result is saved before, and put
+    back at the end.
     """
     losses = data.x.new_zeros(schedule.positions.shape, dtype=real_dtype(data.x))
-    second_result: list[Tensor] | None = None
+    steps_of_second = np.count_nonzero(schedule.counts[1]) if len(schedule) > 1 else None
+    second_result: list[Tensor] = []
     for step, batch in enumerate(stacked_batches(data, schedule)):
-        if batch.repeats_last and second_result is None:
+        if step == steps_of_second:
             second_result = [value.clone() for value in program.state_of(1)]
         step_losses = program.step(batch)
         num_rows, width = step_losses.shape
         losses[:num_rows, step, :width] = step_losses
-    if second_result is not None:
+    if second_result:
         for value, result in zip(program.state_of(1), second_result, strict=True):
             value.copy_(result)
     return losses

@@ -7,6 +7,7 @@ one call as fit into the memory.
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Literal, TypeVar
 
 import torch
@@ -21,12 +22,12 @@ from fedsim.engine.device import (
     Precision,
     activation_bytes,
     autocast,
+    clients_that_fit,
     is_out_of_memory,
     model_bytes,
     precision_context,
     precision_problem,
     prepare,
-    rows_that_fit,
     samples_that_fit,
     tell,
 )
@@ -72,7 +73,7 @@ class TorchBackend(Backend):
         prepare(x.device, deterministic)
         self.data = workload.data
         self.optimizer = workload.optimizer
-        self.precision: Precision = precision
+        self.precision = precision
         self.precision_context = precision_context(precision, x.device)
         self.model = copy.deepcopy(workload.model).to(x.device).eval()
         self.layout = layout_for(self.model, x, precision)
@@ -149,11 +150,12 @@ class ChunkedBackend(TorchBackend):
         valid = chunk_size == "auto" or chunk_size >= 1
         check(rule(valid, "chunk_size", chunk_size, "must be auto or >= 1"))
         super().__init__(workload, precision, deterministic)
-        device = workload.data.x.device
         # On a CPU, models with large activations train one by one anyway.
-        self._activations_limit_training = chunk_size == "auto" and device.type == "cuda"
+        self._activations_limit_training = chunk_size == "auto" and self.data.x.is_cuda
         self._vmap_computes_gradients = not is_convolutional(self.model)
-        self.chunk_size = rows_that_fit(self.model, device) if chunk_size == "auto" else chunk_size
+        if chunk_size == "auto":
+            chunk_size = clients_that_fit(self.model, self.data.x.device)
+        self.chunk_size = chunk_size
 
     @property
     def max_joint_clients(self) -> int:
@@ -186,7 +188,7 @@ class ChunkedBackend(TorchBackend):
     def _clients_that_fit(self, num_samples: int) -> int:
         """Return how many clients fit at once, with the activations of `num_samples` each."""
         activations = self.sample_bytes * num_samples
-        return min(self.chunk_size, rows_that_fit(self.model, self.data.x.device, activations))
+        return min(self.chunk_size, clients_that_fit(self.model, self.data.x.device, activations))
 
     def _attempt(
         self, compute: Callable[[], Result], count: int, what: str = "clients"
@@ -251,18 +253,16 @@ class ChunkedBackend(TorchBackend):
         None means that memory ran out, or that vmap does not know an operation of the model. From
         then on, `_lists_that_fit` returns fewer.
         """
-
-        def compute() -> Tensor:
-            return joint_gradients(
-                self.model,
-                self.data,
-                self.precision,
-                params,
-                positions,
-                names,
-                max_samples=EVALUATION_BATCH,
-            )
-
+        compute = partial(
+            joint_gradients,
+            self.model,
+            self.data,
+            self.precision,
+            params,
+            positions,
+            names,
+            max_samples=EVALUATION_BATCH,
+        )
         try:
             return self._attempt(compute, len(positions), "gradients")
         except RuntimeError as error:

@@ -70,7 +70,7 @@ class StackedGradients:
     """
 
     def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:
-        self.precision: Precision = precision
+        self.precision = precision
         self.device = device
         self.functional = FunctionalModule(module.to(device))
         self.trained = trained_names(module)
@@ -98,9 +98,8 @@ class StackedGradients:
 
     def compile(self) -> None:
         """Compile at the next call, once for each kind of batch."""
-        full, padded = Compiled(self._on_full_batches), Compiled(self._on_padded_batches)
-        self._on_full_batches, self._on_padded_batches = full, padded
-        self.compiled = (full, padded)
+        self.compiled = (Compiled(self._on_full_batches), Compiled(self._on_padded_batches))
+        self._on_full_batches, self._on_padded_batches = self.compiled
 
     def try_out(self, x: Tensor, y: Tensor) -> None:
         """Compute one gradient of two models on two samples, of which the second is padding.

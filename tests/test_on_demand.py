@@ -97,7 +97,7 @@ def test_a_sample_depends_on_its_position_and_the_seed_only() -> None:
 
 
 def test_the_draws_of_an_owner_are_those_of_philox_with_the_seed_and_the_owner_as_key() -> None:
-    drawn = dataset(seed=3)._generator(owner=5, stream=2).random(4)
+    drawn = dataset(seed=3)._reset_generator(owner=5, stream=2).random(4)
     philox = np.random.Philox(key=[3, 5], counter=[0, 0, 0, 2])
     assert np.array_equal(drawn, np.random.Generator(philox).random(4))
 

@@ -129,7 +129,14 @@ def test_every_engine_over_ranks_is_that_of_one_process(words: tuple[str, ...], 
 
 SELECTORS = sorted(path.stem for path in (conf_dir() / "selector").glob("*.yaml"))
 NEEDS = {
-    "system=lognormal": ["fedcs", "fedcs_sequential", "tifl", "tifl_uniform", "oort_by_speed"],
+    "system=lognormal": [
+        "fedcs",
+        "fedcs_sequential",
+        "tifl",
+        "tifl_uniform",
+        "oort_by_speed",
+        "haccs",
+    ],
     "server.validation_fraction=0.1": ["greedy_shapley", "ucb_shapley", "s_fedavg"],
     "server.public_samples=40": ["fedabc", "lefl"],
     MOMENTUM: ["gpfl"],

@@ -58,6 +58,13 @@ def assert_equal_to_hydras(jobs: list[ComposedJob]) -> None:
         "selector=gpfl,gpfl_cosine selector.metric=cosine selector/exploration=fixed "
         "selector.exploration.value=1",
         "selector=gpfl selector/exploration=fixed,linear selector.factor=centred,literal2",
+        "optimizer.lr=0.1 ++optimizer.lr=0.2 seed=0,1",
+        "++optimizer.lr=0.2 optimizer.lr=0.1 seed=0,1",
+        "local.epochs=2 local={epochs:3} seed=0,1",
+        "local={epochs:3} local.epochs=2 seed=0,1",
+        "+extra=1 extra=2,3 seed=0,1",
+        "optimizer.lr=2 ~optimizer.lr seed=0,1",
+        "+extra.a=1 extra.a=2,3 ++extra={a:4,b:5}",
     ],
 )
 def test_a_sweep_equals_what_hydra_composes(line: str) -> None:
@@ -108,6 +115,17 @@ def test_jobs_are_the_same_if_few_bases_are_kept(monkeypatch: pytest.MonkeyPatch
 def test_a_key_that_only_some_choices_have_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"selector\.metric: is not a known key"):
         jobs_of("selector=random,gpfl selector.metric=cosine,dot")
+
+
+@pytest.mark.parametrize(
+    "line", ["extra=2 +extra=1 seed=0,1", "~optimizer.lr optimizer.lr=2 seed=0,1"]
+)
+def test_a_sweep_has_the_errors_that_a_single_run_has(line: str) -> None:
+    with pytest.raises(ConfigError) as of_a_run, search_path():
+        compose_jobs(line.replace("seed=0,1", "seed=0").split(" "), multirun=False)
+    with pytest.raises(ConfigError) as of_a_sweep:
+        jobs_of(line)
+    assert str(of_a_sweep.value) == str(of_a_run.value)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from fedsim.config.composition import (
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
 from fedsim.config.sweeps import without_sweeps
-from fedsim.config.words import is_plain_assignment, parse, parse_one
+from fedsim.config.words import dotted_key, is_below, is_plain_assignment, parse, parse_one
 from fedsim.core.configs import COMMAND_KEYS
 from fedsim.core.disk import conf_dir
 
@@ -99,14 +99,23 @@ class JobComposer:
         """
         values: dict[str, Any] = {}
         other_words: list[str] = []
+        keys_of_other_words: list[str] = []
         for word in words:
             if word not in self._overrides:
                 self._overrides[word] = parse_one(word)
             override = self._overrides[word]
             if _sets_plain_value(override):
                 values[override.key_or_group] = override.value()
-            else:
-                other_words.append(word)
+                continue
+            other_words.append(word)
+            if not _is_choice(override):  # Hydra makes choices first, wherever they stand
+                keys_of_other_words.append(dotted_key(word))
+
+        # The order of words counts if they are about the same key: `optimizer.lr=1` and
+        # `++optimizer.lr=2` or `optimizer={lr:2}`.
+        for key in keys_of_other_words:
+            if is_below(key, values) or any(is_below(other_key, [key]) for other_key in values):
+                return self._base_of(tuple(words)).job
 
         base = self._base_of(tuple(other_words))
         config = _with_values(base.job.config, values) if base.is_closed else None
@@ -235,6 +244,11 @@ def _sets_plain_value(override: Override) -> bool:
     items = value if isinstance(value, list) else [value]
     is_plain = all(isinstance(item, bool | int | float | str | None) for item in items)
     return is_plain and "${" not in str(value)
+
+
+def _is_choice(override: Override) -> bool:
+    """Return whether an override makes a choice in a config group, such as `selector=gpfl`."""
+    return isinstance(override.value(), str) and bool(options(override.key_or_group))
 
 
 def _is_closed(node: Any) -> bool:

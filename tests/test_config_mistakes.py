@@ -100,6 +100,7 @@ model.hidden=[range(0,3),7] -> model.hidden='[range(0,3),7]': mixes single value
 -m model.hidden=[choice(1,2),7],[3] -> mixes single values with range()
 +a={b:range(3)} -> +a='{b:range(3)}': mixes single values with range()
 -m seed=0,1,0 -> seed='0,1,0': has 0 twice
+-m optimizer.lr=1,2,1.0 -> optimizer.lr='1,2,1.0': has 1.0 twice
 -m selector=glob(xyz*) -> selector='glob(xyz*)': has no values // known here: adapow_d
 -m selector=GPFL,gpfl -> selector='gpfl,gpfl': has gpfl twice
 seed=0,1 -> seed='0,1': has several values, and needs -m // put -m after fedsim

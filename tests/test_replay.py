@@ -225,6 +225,18 @@ def test_rounds_in_which_random_cohorts_do_not_differ_have_no_regret() -> None:
     assert list(agreement.values) == ["method", "power_of_choice", "power"]
 
 
+def test_preferences_are_drawn_without_the_seeds_that_have_none() -> None:
+    """Both clients are of one size in the second seed."""
+    common = {"clients": 1, "seconds_select": 0, "bytes_asked": 0, "available": 2, "drawn": 1}
+    row = {"chosen": [1], "loss": 2.0, "best": 1.0, "worst": 3.0, "percentile": 0, **common}
+    sizes = ([1.0, 2.0], [1.0, 1.0])
+    found = ReplayAnalysis(["a"], [row, row], [{"size": np.array(size)} for size in sizes])
+    assert found.preferences["size"] == pytest.approx(np.array([[1.0], [np.nan]]), nan_ok=True)
+    _, preferences, _ = plots(found)
+    (image,) = preferences.figure.axes[0].get_images()
+    assert np.asarray(image.get_array()) == pytest.approx(np.ones((1, 1)))
+
+
 def test_seeds_without_any_regret_leave_a_method_last() -> None:
     common = {"clients": 1, "seconds_select": 0, "bytes_asked": 0, "available": 1, "drawn": 1}
     row = {"chosen": [0], "loss": 2.0, "best": 2.0, "worst": 2.0, "percentile": 0, **common}

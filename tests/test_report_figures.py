@@ -146,6 +146,18 @@ def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(
     assert behind.get_zorder() < front.get_zorder()
 
 
+def test_panels_of_a_figure_have_single_rounds_behind_if_its_caption_says_so(
+    tmp_path: Path,
+) -> None:
+    """One setting has a method, the other four, which are too many."""
+    for number in range(4):
+        write_run(tmp_path, [0.1] * 60, [[0]] * 60, choices={"selector": f"method_{number}"})
+    write_run(tmp_path, [0.1] * 60, [[0]] * 60, choices={"partition": "shards"})
+    plot = accuracy_plots_of(tmp_path)[0]
+    assert [len(axes.get_lines()) for axes in plot.figure.get_axes()] == [4, 1]
+    assert "faintly" not in plot.caption
+
+
 def test_smoothing_leaves_out_rounds_that_were_not_evaluated() -> None:
     values = np.array([np.nan, 1.0, np.nan, 4.0, 7.0])
     np.testing.assert_allclose(smooth(values, 3), [np.nan, 1.0, 1.0, 2.5, 5.5])

@@ -422,6 +422,14 @@ def test_the_data_of_a_figure(tmp_path: Path) -> None:
     assert lines[2] == ",random,2,80,0.505,0.5,0.51,0.505"
 
 
+def test_a_method_that_sends_nothing_is_drawn(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1, 0.2], [[0], [1]])
+    columns = {"bytes_up": [0, 0], "bytes_down": [0, 0]}
+    write_run(tmp_path, [0.1, 0.2], [[0], [1]], choices={"selector": "gpfl"}, columns=columns)
+    _, against_bytes, *_ = (plot.figure.axes[0] for plot in plots_of(tmp_path))
+    assert against_bytes.get_xscale() == "linear"
+
+
 def test_cheap_and_expensive_methods_share_a_logarithmic_axis(tmp_path: Path) -> None:
     """gpfl sends 11 times as much as random selection, afl 9 times."""
     scales = {}

@@ -9,7 +9,12 @@ from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from fedsim.commands.replay_analysis import CORRELATION_BOUNDS, ReplayAnalysis, mean_over_seeds
+from fedsim.commands.replay_analysis import (
+    CORRELATION_BOUNDS,
+    ReplayAnalysis,
+    mean_of_known,
+    mean_over_seeds,
+)
 from fedsim.core.arrays import Floats
 from fedsim.report.drawing import Plot, style
 from fedsim.report.layout import COLUMN
@@ -42,21 +47,27 @@ def plots(analysis: ReplayAnalysis) -> list[Plot]:
 
 
 def _draw_agreement(figure: Figure, analysis: ReplayAnalysis) -> None:
-    """Draw the mean Jaccard index of each pair of methods, in the order of average linkage."""
+    """Draw the mean Jaccard index of each pair of methods.
+
+    The order is that of average linkage, so that methods with like choices are neighbours.
+    """
     order = [0]
     if len(analysis.methods) > 1:
         order = list(leaves_list(linkage(analysis.distances, "average")))
     names = [analysis.methods[method] for method in order]
     similarity = 1 - squareform(analysis.distances)[np.ix_(order, order)]
+    # Colours reach from 0 to the most alike pair, or to twice the index by chance.
     largest = max([2 * np.nan_to_num(analysis.chance), *(1 - analysis.distances)])
-    bar = _heat_map(figure, similarity, names, names, "viridis", (0, largest))
+    bar = _heat_map(figure, similarity, names, names, "viridis", (0, min(largest, 1)))
     bar.set_label("mean Jaccard index (red: by chance)")
     bar.ax.axhline(analysis.chance, color="red")
 
 
 def _draw_preferences(figure: Figure, analysis: ReplayAnalysis) -> None:
     """Draw the mean rank correlation of each method with each property of the clients."""
-    correlations = [array.mean(0)[analysis.order] for array in analysis.preferences.values()]
+    correlations = []
+    for by_seed in analysis.preferences.values():  # [seeds, methods]
+        correlations.append(mean_of_known(by_seed.T)[analysis.order])
     preferences = np.array(correlations).T  # [methods, properties]
     properties = list(analysis.preferences)
     bar = _heat_map(figure, preferences, analysis.names, properties, "RdBu_r", CORRELATION_BOUNDS)
@@ -74,7 +85,7 @@ def _draw_regret(figure: Figure, analysis: ReplayAnalysis) -> None:
             ax.plot(regret, place, "C0o")
     num_methods = len(analysis.order)
     ax.set_yticks(range(num_methods), analysis.names)
-    ax.set(ylim=(num_methods - 0.5, -0.5), xlabel="regret (0 best, 1 worst random cohort)")
+    ax.set(ylim=(num_methods - 0.5, -0.5), xlabel="regret (random cohorts: best 0, worst 1)")
 
 
 def _heat_map(

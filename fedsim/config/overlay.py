@@ -16,6 +16,9 @@ the four jobs are derived from these two bases by the values of `seed`.
 Hydra composes all jobs that cannot be derived: jobs with `~key`, `+key`, mappings, keys of `hydra`,
 interpolations, and unknown keys, for which Hydra has the error message. tests/test_overlay.py
 compares derived jobs with Hydra's.
+
+The caller of `JobComposer` calls `compose` if jobs may differ in their scale (`scale=small` makes a
+job smaller by words of its own), and otherwise `derive`, which is the fast one.
 """
 
 import re
@@ -143,7 +146,7 @@ class JobComposer:
         Only the latest closed base whose words differ from `words` in one choice is tried.
         """
         for other_words, base in reversed(self._bases.items()):
-            change = _differing_choice(other_words, words)
+            change = _differing_word(other_words, words)
             if change is not None and base.is_closed:
                 group, choice = change
                 job = _with_choice(base.job, group, choice, words)
@@ -166,8 +169,8 @@ class JobComposer:
         return Base(job, _is_closed(unresolved))
 
 
-def _differing_choice(old_words: Words, new_words: Words) -> tuple[str, str] | None:
-    """Return key and value of the only word in which `new_words` differ from `old_words`.
+def _differing_word(old_words: Words, new_words: Words) -> tuple[str, str] | None:
+    """Return key and value of the word in `new_words` that alone differs from `old_words`.
 
     These are `selector`, `gpfl` for the words `selector=random seed=1` and `selector=gpfl seed=1`.
     Returns None if several words differ, or if the words that differ have other keys.
@@ -206,10 +209,12 @@ def _with_choice(job: ComposedJob, group: str, choice: str, words: Words) -> Com
     if "${" in str(new_config) or not _is_closed(new_config):
         return None
 
-    # 2. No word and no choice outside of the group changes the node: no word like
-    # `selector.metric=dot` or `selector/exploration=fixed`, and no preset with such keys.
+    # 2. Nothing outside of the group changes the node.
+    # a. No word does, such as `selector.metric=dot` or `selector/exploration=fixed`.
     if any(re.match(rf"[+~]*{group}[/.@]", word) for word in words):
         return None
+    # b. No choice of another group has keys of the node, as a preset may. Subgroups, such as
+    # `selector/exploration`, are a part of the node.
     outer_choices: dict[str, str] = {}
     for other_group, name in job.choices.items():
         if other_group.partition("/")[0] == group:
@@ -217,6 +222,7 @@ def _with_choice(job: ComposedJob, group: str, choice: str, words: Words) -> Com
         outer_choices[other_group] = name
         if files.has(other_group, name) and group in files.config(other_group, name):
             return None
+    # c. The job has the node that the file of its choice makes.
     if old_config[group] != job.config[group]:
         return None
 

@@ -42,7 +42,7 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
     for override in overrides:
         key = override.get_key_element()
         if options(override.key_or_group):
-            key = key.lstrip("~")  # `~group` and `group=choice` are about the same
+            key = key.lstrip("~")  # `selector=gpfl` takes the place of an earlier `~selector`
         # one more than allowed is enough to notice that there are too many
         words_by_key[key] = list(islice(values_of(override), MAX_JOBS + 1))
     num_jobs = math.prod(map(len, words_by_key.values()))
@@ -61,13 +61,14 @@ def values_of(override: Override) -> Iterator[str]:
     if not override.is_sweep_override():
         yield f"{key}={override.get_value_element_as_str()}"
         return
-    check(_endless(override))
-    values: set[str] = set()
+    check(_problem_of_unlistable(override))
+    values: set[str | float] = set()
     for value in _with_decimal_range(override).sweep_string_iterator():
-        if value in values:
+        number_or_text = _number_or_text(value)
+        if number_or_text in values:
             remedy = "leave it out: a run is made once"
             raise ConfigError([Problem(key, typed_in(override), f"has {value} twice", remedy)])
-        values.add(value)
+        values.add(number_or_text)
         yield f"{key}={value}"
     if not values:
         known = ", ".join(options(override.key_or_group))
@@ -75,7 +76,7 @@ def values_of(override: Override) -> Iterator[str]:
         raise ConfigError([Problem(key, typed_in(override), "has no values", remedy)])
 
 
-def _endless(override: Override) -> Problem | None:
+def _problem_of_unlistable(override: Override) -> Problem | None:
     """Return the problem of a sweep whose values cannot be listed; None if they can."""
     key = override.get_key_element()
     value = typed_in(override)
@@ -92,6 +93,14 @@ def _endless(override: Override) -> Problem | None:
         return Problem(key, value, "must have a step other than 0", "leave it out for 1")
     is_finite = all(map(math.isfinite, _floats_of(sweep)))
     return rule(is_finite, key, value, "must have finite numbers", "for example range(0,5)")
+
+
+def _number_or_text(value: str) -> float | str:
+    """Return a typed value as a number if it is one: 1 and 1.0 are the same value."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _floats_of(sweep: RangeSweep) -> list[float]:

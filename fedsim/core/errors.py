@@ -111,8 +111,10 @@ def check(*problems: Problem | None) -> None:
 
 
 def rule(holds: bool, key: str, value: Any, text: str, remedy: str = "") -> Problem | None:
-    """Return None if `holds`, otherwise a `Problem` with the rule `text`, such as "must be
-    even"."""
+    """Return None if `holds`, otherwise a `Problem` with the rule `text`, such as "must be even".
+
+    A `value` of `...` is not shown.
+    """
     return None if holds else Problem(key, value, text, remedy)
 
 

@@ -34,10 +34,11 @@ class StackedBatch:
 
 
 def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBatch]:
-    """Yield the batch of each step. Clients are ordered by falling number of steps.
+    """Yield the batch of each of the S steps of a `schedule` of R clients.
 
-    A batch has a row for each client that still trains. If a single one of several clients is left,
-    it has two equal rows (`run_steps`).
+    The schedule must have its clients ordered by falling number of steps. Then those that still
+    train are the first rows, and a batch has a row for each of them. If a single one of several
+    clients is left, it has two equal rows (`run_steps`).
     """
     device = data.x.device
     all_positions, all_keys, all_crops = schedule.tensors(device)
@@ -47,6 +48,7 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
         counts = schedule.counts[:num_training, step]
         positions = all_positions[:num_training, step, :width]
         y = all_labels[:num_training, step, :width]
+        # Not all models have dropout, and not all samples are cropped.
         keys = None if all_keys is None else all_keys[:num_training, step]
         crops = None if all_crops is None else all_crops[:num_training, step, :width]
         if num_training == 1 and len(schedule) > 1:
@@ -55,7 +57,7 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
             y = y.expand(2, -1)
             keys = None if keys is None else keys.expand(2)
             crops = None if crops is None else crops.expand(2, -1)
-        weights: Tensor | None = None
+        weights: Tensor | None = None  # no row is padded
         if counts.min() < width:
             means = torch.as_tensor(mean_weights(counts, width), dtype=real_dtype(data.x))
             weights = to_device(means, device)
@@ -99,6 +101,7 @@ class StepProgram(ABC):
         params = {name: self.stack[name][:num_rows] for name in self.trained}
         self.correction.add_to(grads, params)
         clip(grads, self.optimizer.max_grad_norm)
+        # The optimiser cuts its state to the rows of `params`.
         self.optimizer.step(params, grads, self.state, self.lr)
 
     def state_of(self, row: int) -> list[Tensor]:
@@ -125,9 +128,10 @@ class StepProgram(ABC):
 
 
 def run_steps(program: StepProgram, data: ClientData, schedule: Schedule) -> Tensor:
-    """Make all steps of clients that are ordered by falling number of steps.
+    """Make all S steps of a `schedule` of R clients, ordered by falling number of steps.
 
-    Returns their samples' losses [R, S, B].
+    Returns the losses [R, S, B] of its samples. Those of positions that are not valid in the
+    schedule (`Schedule.mask`) have no meaning.
 
     torch multiplies a single pair of matrices in another order of additions than several pairs. A
     client's result must not depend on when the others finish. So when the second client has

@@ -1,6 +1,6 @@
 """Figures of test accuracy against rounds and costs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedsim.results.measures import is_recorded
 from fedsim.results.runs import Run
 
 LOG_RATIO = 10
-"""An axis of costs is logarithmic if a line's total is more than this many times another's."""
+"""An axis is logarithmic if a line's total is more than this many times another's."""
 
 
 class CostCurve(NamedTuple):
@@ -41,8 +41,8 @@ def accuracy_plots(
     """Return a figure of test accuracy against each of `AXES` whose quantities all runs recorded.
 
     `panels` has the runs of each panel by its title, and `looks` those of all methods in the order
-    of the legend. `log_x` says whether the axes are logarithmic. If it is None, axes of costs are
-    where the totals of the lines of a panel differ by more than `LOG_RATIO`.
+    of the legend. `log_x` says whether the axes are logarithmic. If it is None, those of a figure
+    are where the totals of the lines of one of its panels differ by more than `LOG_RATIO`.
     """
     all_runs: list[Run] = []
     for lines in panels.values():
@@ -61,15 +61,16 @@ def _accuracy_plot(
 ) -> Plot:
     """Return the figure of test accuracy against one of `AXES`. Arguments are as in
     `accuracy_plots`."""
-    is_log = log_x if log_x is not None else any(map(_differ_much, panels.values()))
+    is_log = log_x if log_x is not None else _differ_much(panels.values())
     has_ends = LABELS.get() == "ends"
     label = _axis_label(axis_name, is_log)
+    num_lines = max(map(len, panels.values()))
     figure, all_axes = line_axes(list(panels), looks, label, has_legend=not has_ends)
     data: list[dict[str, Any]] = []
     for (title, panel), axes in zip(panels.items(), all_axes, strict=True):
         for method, curve in panel.items():
             number = list(looks).index(method)
-            _draw_curve(axes, curve, looks[method], number=number, num_lines=len(panel))
+            _draw_curve(axes, curve, looks[method], number=number, num_lines=num_lines)
             data.append(
                 {
                     "setting": title,
@@ -86,7 +87,7 @@ def _accuracy_plot(
         if has_ends and len(looks) > 1:
             label_ends(axes, _ends(panel), looks)
     name = f"accuracy_{axis_name}"
-    return Plot(name, CAPTIONS[name].format(drawn=_drawn_in_words(panels)), figure, data)
+    return Plot(name, CAPTIONS[name].format(drawn=_drawn_in_words(panels, num_lines)), figure, data)
 
 
 def draw_accuracy(
@@ -103,7 +104,7 @@ def draw_accuracy(
     `accuracy_plots`, `labels` as in `fedsim.report.drawing.LABELS`.
     """
     panel = _cost_curves(lines, axis_name)
-    is_log = log_x if log_x is not None else _differ_much(panel)
+    is_log = log_x if log_x is not None else _differ_much([panel])
     background = axes.get_facecolor()
     is_dark = sum(to_rgb(background)) < 1
     looks_on_page = {}
@@ -157,15 +158,22 @@ def _set_ticks(axes: Axes, axis_name: str, is_log: bool) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(axis.unit))
 
 
-def _differ_much(panel: Panel) -> bool:
-    """Return whether the totals of the lines of a panel differ by more than `LOG_RATIO`."""
-    totals = [curve.spent[-1] for curve in panel.values()]
-    return bool(max(totals) > LOG_RATIO * min(totals))
+def _differ_much(panels: Iterable[Panel]) -> bool:
+    """Return whether the totals of the lines of a panel differ by more than `LOG_RATIO`.
+
+    They do not if any total is 0, which has no place on a logarithmic axis.
+    """
+    ratios = []
+    for panel in panels:
+        totals = [curve.spent[-1] for curve in panel.values()]
+        if min(totals) <= 0:
+            return False
+        ratios.append(max(totals) / min(totals))
+    return max(ratios) > LOG_RATIO
 
 
-def _drawn_in_words(panels: Mapping[str, Panel]) -> str:
-    """Return the words of a caption on what is drawn of accuracy."""
-    num_lines = max(map(len, panels.values()))
+def _drawn_in_words(panels: Mapping[str, Panel], num_lines: int) -> str:
+    """Return the words of a caption on what is drawn of accuracy (`_draw_curve`)."""
     window = max(curve.accuracy.window for panel in panels.values() for curve in panel.values())
     text = "means over seeds"
     if window > 1:
@@ -180,8 +188,8 @@ def _drawn_in_words(panels: Mapping[str, Panel]) -> str:
 def _draw_curve(axes: Axes, curve: CostCurve, look: Look, *, number: int, num_lines: int) -> None:
     """Draw a curve with the range of its seeds, and faintly its unsmoothed accuracies.
 
-    `number` is that of the line in the legend, from 0. If a panel has many lines (`num_lines`),
-    only the curves are drawn.
+    `number` is that of the line in the legend, from 0. `num_lines` is the number of lines of the
+    largest panel of the figure. If there are many, only the curves are drawn.
     """
     x, accuracy = curve.spent, curve.accuracy
     has_range = curve.num_seeds > 1

@@ -423,11 +423,12 @@ def normalisation_problems(
         return [rule(mean is std, "std", std, "must be null exactly where mean is")]
     count = channels or len(mean)
     text = f"must have {count} values, one for each channel"
-    all_finite = all(math.isfinite(value) for value in mean)
+    # Pixels are divided by 255 before.
+    means_fit = all(0 <= value <= 1 for value in mean)
     all_positive = all(0 < value < math.inf for value in std)
     return [
         rule(len(mean) == count, "mean", mean, text),
         rule(len(std) == count, "std", std, text),
-        rule(all_finite, "mean", mean, "must be finite"),
+        rule(means_fit, "mean", mean, "must lie in [0, 1], as pixels do", "divide it by 255"),
         rule(all_positive, "std", std, "must be finite and > 0"),
     ]

@@ -46,7 +46,11 @@ def test_shapes_are_known_before_files_are_read(
         ("mnist", {"std": [0.0]}, r"std=\[0\.0\]: must be finite and > 0"),
         ("cifar10", {"std": [1.0]}, r"std=\[1\.0\]: must have 3 values"),
         ("femnist", {"mean": [float("nan")]}, r"mean=\[nan\]: must lie in \[0, 1\]"),
-        ("cifar10", {"mean": [125.3, 123, 113.9]}, r"mean=.*: must lie in .*\n    divide it by 255"),
+        (
+            "cifar10",
+            {"mean": [125.3, 123, 113.9]},
+            r"mean=.*: must lie in .*\n    divide it by 255",
+        ),
         ("parquet", {"mean": [0.5]}, "std=None: must be null exactly where mean is"),
         ("image_folder", {"mean": [0.5], "std": [0.5]}, r"mean=\[0\.5\]: must have 3 values"),
         ("image_folder", {"path": ""}, "path='': must name a file or folder"),

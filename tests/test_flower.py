@@ -167,6 +167,14 @@ def test_methods_of_training_and_aggregation_are_those_of_the_simulator(method: 
 
 
 @pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("selector", ["entropy_greedy", "lefl"])
+def test_classes_of_which_no_client_has_samples_are_counted(selector: str) -> None:
+    example = Example(*RUN, *UNEQUAL, *SERVER)
+    assert max(int(example.samples(client)[1].max()) for client in range(NUM_CLIENTS)) < 9
+    assert_equal_to_the_simulator(*UNEQUAL, *SERVER, f"selector={selector}")
+
+
+@pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize("selector", ["divfl", "power_of_choice"])
 def test_nodes_and_server_compute_on_the_device_of_their_tensors(selector: str) -> None:
     with PretendedCard():

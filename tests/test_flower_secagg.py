@@ -16,7 +16,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.flower import Example, LabelledSamples, Selecting, ServerData, client_app
+from fedsim.flower import Example, LabelledSamples, Selecting, ServerData, client_app, secagg
 from fedsim.flower.messages import unpacked
 from tests.flower_grid import LocalGrid, context_of
 from tests.flower_runs import NUM_CLIENTS, RUN, Run, grid_of, on_nodes, simulated
@@ -110,6 +110,20 @@ def test_a_protocol_that_cannot_end_leaves_the_model(stage: str, dead: list[int]
     run, _ = after(*SECURE, stage=stage, dead=dead)
     assert [record["late"] for record in run.records] == [[*range(NUM_CLIENTS)]] * 2
     assert run.records[0]["test_accuracy"] == run.records[1]["test_accuracy"]
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_client_that_is_selected_alone_sends_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(secagg.LOG, "warning", lambda text, *values: told.append(text % values))
+    run, _ = after(*SECURE, "cohort_size=2", "selector=md", "num_rounds=4", "seed=1")
+    alone = [record for record in run.records if len(record["selected"]) == 1]
+    assert 0 < len(alone) < 4
+    for record in alone:
+        assert (record["late"], record["uploaded"]) == (record["selected"], 0)
+        assert record["wire_bytes_up"] == 0
+    text = "no secure sum in round {}: it needs two clients, and 1 could be asked"
+    assert told == [text.format(record["round"]) for record in alone]
 
 
 @pytest.mark.usefixtures("empty_folder")

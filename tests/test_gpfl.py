@@ -118,6 +118,18 @@ def test_rewards_are_softmax_shares_times_the_factor_of_the_selected(
     assert selector.reward_sum == pytest.approx(softmax(C) * [1, 1, factor])
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_reward_of_zero_times_an_infinite_factor_does_not_count() -> None:
+    """The loss falls by 1000, and exp(1000) is infinite. Client 0 has a softmax share of 0."""
+    selector = gpfl(tie_sign="intent")
+    selector.evaluation_before = Evaluation(accuracy=0.5, loss=1001.0)
+    selector.evaluation_after = Evaluation(accuracy=0.5, loss=1.0)
+    selector.projections = np.array([-1000.0, 0, 0])
+    selector.selected = np.array([0])
+    selector._add_rewards()
+    assert selector.reward_sum.tolist() == [0, 0.5, 0.5]
+
+
 def test_the_bonus_by_hand() -> None:
     """0.2 sqrt(2 ln 100 / n_i) for 100 pulls in all."""
     selector = gpfl(4)

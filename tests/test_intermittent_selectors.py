@@ -72,6 +72,19 @@ def test_f3ast_breaks_ties_at_random() -> None:
     assert {picked(f3ast(), seed=seed)[0] for seed in range(20)} == {0, 1, 2}
 
 
+def test_rounding_errors_break_no_ties_of_f3ast() -> None:
+    """In the first round each of 30 clients of different sizes is among the six selected ones with
+    probability 1/5. In the second one, the others are still equal."""
+    sizes = np.random.default_rng(0).integers(20, 200, 30).tolist()
+    in_first: set[int] = set()
+    in_second: set[int] = set()
+    for seed in range(100):
+        selector = F3AST(toy_population(sizes, 6), beta=None)
+        in_first.update(picked(selector, 1, seed=seed))
+        in_second.update(picked(selector, 2, seed=seed))
+    assert in_first == in_second == set(range(30))
+
+
 @pytest.mark.parametrize(
     ("k", "rates"), [(1, [0.25, 0.25, 0.5]), (2, [0.5, 0.5, 1]), (3, [0.75, 0.75, 1])]
 )

@@ -14,7 +14,14 @@ from fedsim.core.arrays import Floats, Ints
 from fedsim.core.errors import FedsimError, check, rule
 from fedsim.core.types import Cohort, Correction, Params
 from fedsim.engine.engine import Engine
-from fedsim.flower.messages import ANSWERS, digest_of_frozen, engine_of, packed, unpacked
+from fedsim.flower.messages import (
+    ANSWERS,
+    digest_of_frozen,
+    engine_of,
+    num_outputs,
+    packed,
+    unpacked,
+)
 from fedsim.flower.secagg import is_of_secagg, secagg_mod, to_mask
 
 DEFAULT_ANSWERS = frozenset(ANSWERS) - {Signal.LABEL_COUNTS}
@@ -87,15 +94,16 @@ def client_app(
     def about(message: Message, context: Context) -> Message:
         client = _client_of(context)
         x, y = load(context)
+        model = make_model()
         facts = ConfigRecord(
             {
                 "client": client,
                 "samples": len(y),
                 "shape": list(x.shape[1:]),
-                "classes": int(y.max()) + 1 if len(y) else 0,
+                "classes": num_outputs(model, x),
                 "answers": sorted(answers),
                 "only_masked": only_masked,
-                "frozen": digest_of_frozen(make_model()),
+                "frozen": digest_of_frozen(model),
             }
         )
         wants_labels = message.content.config_records["request"]["labels"]

@@ -37,8 +37,8 @@ from fedsim.engine.schedule import LocalWork
 ABOUT = "query.about"
 FACTS = ("client", "samples", "shape", "classes", "answers", "only_masked", "frozen")
 """Names in the answer to `ABOUT`: the client's number, its number of samples, a sample's shape,
-the number of classes, the signals that it answers, whether it sends only masked updates, and
-`digest_of_frozen`."""
+the number of classes (`num_outputs`), the signals that it answers, whether it sends only masked
+updates, and `digest_of_frozen`."""
 TRAIN = "train"
 GRADIENTS = "train.gradients"
 LOSSES = "evaluate.losses"
@@ -77,6 +77,17 @@ def engine_of(work: str, model: nn.Module, x: Tensor, y: Tensor, client: int) ->
     partial = (local.get("partial_rate") or 0.0, local.get("partial_draw") == "client")
     local_work = LocalWork(local["epochs"], local["steps"], local["batch_size"], *partial)
     return Engine(backend, workload, local_work, Streams(node["seed"]))
+
+
+def num_outputs(model: nn.Module, x: Tensor) -> int:
+    """Return the number of outputs of a model for samples `x` [n, ...]; 0 if there are none.
+
+    It is the number of classes of the task, also if a client has samples of few classes.
+    """
+    if not len(x):
+        return 0
+    with torch.no_grad():
+        return int(model.to(x.device).eval()(x[:1]).shape[1])
 
 
 def _trusted(node: dict[str, Any]) -> dict[str, Any]:

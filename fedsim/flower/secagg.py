@@ -69,9 +69,13 @@ class SecureSum(SecAggPlusWorkflow):
         """Run the protocol. Return the sum of the scaled updates and the ids of its clients.
 
         The tensors of the sum have the names, shapes, types and devices of those of `like`. Returns
-        ({}, []) if fewer than two thirds of the clients answer in some stage, or if an answer
-        cannot be read.
+        ({}, []) if there is a single client, whose sum would be its update, if fewer than two
+        thirds of the clients answer in some stage, or if an answer cannot be read.
         """
+        if len(self.content_of) < 2:
+            text = "no secure sum in round %d: it needs two clients, and %d could be asked"
+            LOG.warning(text, self.round, len(self.content_of))
+            return {}, []
         config = ConfigRecord({Key.CURRENT_ROUND: self.round})
         # The workflow insists on parameters. Those of fedsim are in `content_of`.
         main_records = RecordDict({MAIN_CONFIGS_RECORD: config, MAIN_PARAMS_RECORD: ArrayRecord()})

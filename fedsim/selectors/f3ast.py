@@ -22,10 +22,10 @@ average weight of about p_k (1 - beta / (2 r)). The average sum of all weights i
 rates must have settled, which takes about 1 / beta rounds. The authors' code has beta = 0.01 as its
 default. The command in its README has 0.001, which is 0.05 K / N there.
 
-What the paper leaves open: Rates start at K p_k (at most 1), where all utilities are equal and
-weights sum to 1. In the code they start at p_k, and the update is divided by K. Ties are broken at
-random. Deviation: The paper lets the number of clients vary over time. Here it is K, or all
-available clients if they are fewer.
+What the paper leaves open: Rates start at K p_k, and at most at 1. If no K p_k is above 1, all
+utilities are equal then. In the code they start at p_k, and the update is divided by K. Ties are
+broken at random. Deviation: The paper lets the number of clients vary over time. Here it is K, or
+all available clients if they are fewer.
 """
 
 import numpy as np
@@ -62,9 +62,11 @@ class F3AST(Selector):
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         shares = self.population.shares  # p [N]
-        # 1. The clients of highest utility have the lowest r_k / p_k
+        # 1. The clients of highest utility have the lowest r_k / (K p_k). It is rounded, because
+        # equal utilities, such as those at the start, must not differ by rounding errors.
         available = clients.available
-        ratios = self.rates[available] / shares[available]
+        first_rates = self.population.cohort_size * shares[available]
+        ratios = np.round(self.rates[available] / first_rates, 12)
         chosen = self.select_highest(-ratios, clients, rng)
         # 2. The rates. They also fall for each round in which nobody was available.
         for _ in range(round - self.latest_round):

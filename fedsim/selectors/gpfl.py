@@ -280,7 +280,8 @@ class GPFL(Selector):
         rewarded = self.selected if self.softmax_over == "selected" else np.arange(len(rewards))
         if len(rewarded):
             rewards[rewarded] = softmax(self.projections[rewarded])
-        rewards[self.selected] *= self.reward_factor()
+        with np.errstate(invalid="ignore", over="ignore"):  # only finite rewards count below
+            rewards[self.selected] *= self.reward_factor()
         self.reward_sum += np.where(np.isfinite(rewards), rewards, 0)
 
     def reward_factor(self) -> float:

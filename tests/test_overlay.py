@@ -95,7 +95,8 @@ def test_the_choices_of_a_group_equal_what_hydra_composes(group: str) -> None:
 @pytest.fixture
 def composed_by_hydra(monkeypatch: pytest.MonkeyPatch) -> Mock:
     counted = Mock(side_effect=compose_config)
-    monkeypatch.setattr("fedsim.config.overlay.compose_config", counted)
+    for module in ("compose", "overlay"):
+        monkeypatch.setattr(f"fedsim.config.{module}.compose_config", counted)
     return counted
 
 
@@ -118,7 +119,34 @@ def test_a_key_that_only_some_choices_have_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["extra=2 +extra=1 seed=0,1", "~optimizer.lr optimizer.lr=2 seed=0,1"]
+    "line",
+    [
+        "local={batch_size:8} local={steps:4}",
+        "local={batch_size:8} local.batch_size=16 local={batch_size:4}",
+        "optimizer.lr=0.1 ++optimizer.lr=0.2 optimizer.lr=0.3",
+        "optimizer.lr=0.1 ~optimizer.lr ++optimizer.lr=0.3",
+    ],
+)
+def test_a_job_of_a_sweep_is_the_single_run_of_its_words(line: str) -> None:
+    with search_path():
+        [single] = compose_jobs([*line.split(" "), "seed=1"], multirun=False)
+    jobs = jobs_of(f"{line} seed=0,1")
+    assert [job.config for job in jobs if job.config["seed"] == 1] == [single.config]
+
+
+def test_mappings_of_a_sweep_are_merged() -> None:
+    jobs = jobs_of("local={batch_size:8},{batch_size:4} local={steps:4}")
+    local = [job.config["local"] for job in jobs]
+    assert [(values["batch_size"], values["steps"]) for values in local] == [(8, 4), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "extra=2 +extra=1 seed=0,1",
+        "~optimizer.lr optimizer.lr=2 seed=0,1",
+        "output_dir=??? seed=0,1",
+    ],
 )
 def test_a_sweep_has_the_errors_that_a_single_run_has(line: str) -> None:
     with pytest.raises(ConfigError) as of_a_run, search_path():

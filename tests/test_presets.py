@@ -94,9 +94,27 @@ def test_values_on_the_command_line_replace_those_of_the_small_size() -> None:
     assert ours[0]["model"]["_target_"].endswith("Logistic")
 
 
+def test_swept_presets_and_sizes_are_those_of_single_commands() -> None:
+    """Each preset and each size has a sweep of its own, also over seeds."""
+    more = ("selector/exploration=linear", "selector.metric=cosine")
+    presets = "gpfl_alpha", "gpfl_rho"
+    alone = [configs_of(f"preset={preset}", "scale=small", *more) for preset in presets]
+    assert configs_of("preset=gpfl_alpha,gpfl_rho", "scale=small", *more) == sum(alone, [])
+    table = ("preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "selector=gpfl")
+    sizes = [configs_of(*table, f"scale={scale}") for scale in ("small", "debug")]
+    assert [len(configs) for configs in sizes] == [3, 1]
+    assert configs_of(*table, "scale=small,debug") == sum(sizes, [])
+
+
+def test_keys_that_only_swept_cells_bring_are_known() -> None:
+    more = ("partition.alpha=0.3", "num_clients=10", "cohort_size=3")
+    found = configs_of("cell=gpfl_dir,gpfl_dir_by_size", *more)
+    assert [config["partition"]["alpha"] for config in found] == [0.3, 0.3]
+
+
 def test_presets_and_sizes_can_be_swept_over() -> None:
     found = configs_of("preset=gpfl_alpha,gpfl_fig6", "scale=full,small", "seed=0")
-    assert [(c["name"], c["num_rounds"]) for c in found] == [
+    assert list(dict.fromkeys((c["name"], c["num_rounds"]) for c in found)) == [
         *(("gpfl_alpha", 500), ("gpfl_alpha_small", 100)),
         *(("gpfl_fig6", 200), ("gpfl_fig6_small", 60)),
     ]

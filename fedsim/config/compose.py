@@ -37,18 +37,13 @@ from fedsim.config.plan import Plan, outline
 from fedsim.config.sources import known_choices, options
 from fedsim.config.sources import search_path as search_path  # callers import it from here
 from fedsim.config.suggestions import mistaken_choice
-from fedsim.config.sweeps import expand, values_of, without_sweeps
-from fedsim.config.words import (
-    dotted_key,
-    is_below,
-    key_of,
-    long_form,
-    parse,
-    parse_one,
-    words_of,
-)
+from fedsim.config.sweeps import expand, expand_some, values_of, without_sweeps
+from fedsim.config.words import key_of, long_form, parse, parse_one, words_of
 from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector, check
+
+SWEEPING = ("preset", "scale")
+"""Groups and keys whose choices may have a sweep of their own."""
 
 
 def compose_jobs(
@@ -71,23 +66,28 @@ def compose_jobs(
 
 def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> list[ComposedJob]:
     """Return every job. Raises `ConfigError` with the problems of some words."""
-    # 1. Read the words.
+    # 1. Read the words. A preset or scale may have a sweep of its own, so each is composed alone.
     overrides = parse(words)
     check(*node_problems(override.key_or_group for override in overrides))
     swept = [override for override in overrides if override.is_sweep_override()]
+    if any(override.key_or_group in SWEEPING for override in swept):
+        if not multirun:
+            check(*map(several_values, swept))
+        jobs = []
+        for words_of_preset in expand_some(overrides, SWEEPING):
+            jobs += _compose_jobs(words_of_preset, multirun=True, config_name=config_name)
+        return jobs
     for override in swept:
         if options(override.key_or_group):
             check(*(mistaken_choice(parse_one(word)) for word in values_of(override)))
 
     # 2. Compose the words with one value. This config has the preset's sweep and the scale.
-    single_words = _words_beside(swept, overrides)
+    single_words = _single_words(overrides)
     config = compose_config(single_words, config_name)
 
     # 3. Expand the sweep. The changes of the scale and the preset's sweep come before the user's
-    # words, so that these replace both. If the scale may differ between jobs, its changes are added
-    # to each job in step 4.
-    scales_differ = any(override.key_or_group in ("preset", "scale") for override in swept)
-    scale_words = [] if scales_differ else words_of_scale(config, overrides)
+    # words, so that these replace both.
+    scale_words = words_of_scale(config, overrides)
     if multirun or str(config.hydra.mode).endswith("MULTIRUN"):
         preset_words = words_of(config.hydra.sweeper.get("params") or {})
         words_by_job = expand([*parse([*preset_words, *scale_words]), *overrides])
@@ -95,24 +95,26 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
         check(*map(several_values, swept))
         words_by_job = [[*scale_words, *words]]
 
-    # 4. Compose the jobs. Only `compose` adds the changes of the scale.
+    # 4. Compose the jobs.
     typed = frozenset(map(key_of, overrides))
     composer = JobComposer(config_name, typed, {tuple(single_words): config})
-    if scales_differ or len(words_by_job) == 1:
-        return [composer.compose(job_words) for job_words in words_by_job]
+    if len(words_by_job) == 1:
+        return [composer.compose(words_by_job[0])]
     return [composer.derive(job_words) for job_words in words_by_job]
 
 
-def _words_beside(swept: Sequence[Override], overrides: Sequence[Override]) -> list[str]:
-    """Return the words of `overrides`, without those that are `swept` and those about keys below.
+def _single_words(overrides: Sequence[Override]) -> list[str]:
+    """Return the words of `overrides` with one value each.
 
-    Not every value may have such a key: `selector.rho=1` is left out with `selector=random,gpfl`.
+    A sweep over the choices of a group has its first choice, so that keys of the choices are known.
+    Other sweeps are left out.
     """
-    swept_keys = [dotted_key(override.key_or_group) for override in swept]
     words = []
     for override in overrides:
-        if not is_below(override.key_or_group, swept_keys):
+        if not override.is_sweep_override():
             words.append(override.input_line or "")
+        elif options(override.key_or_group):
+            words.append(next(values_of(override)))
     return words
 
 

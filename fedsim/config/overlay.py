@@ -16,9 +16,6 @@ the four jobs are derived from these two bases by the values of `seed`.
 Hydra composes all jobs that cannot be derived: jobs with `~key`, `+key`, mappings, keys of `hydra`,
 interpolations, and unknown keys, for which Hydra has the error message. tests/test_overlay.py
 compares derived jobs with Hydra's.
-
-The caller of `JobComposer` calls `compose` if jobs may differ in their scale (`scale=small` makes a
-job smaller by words of its own), and otherwise `derive`, which is the fast one.
 """
 
 import re
@@ -34,12 +31,10 @@ from fedsim.config.composition import (
     compose_config,
     resolved,
     run_name,
-    words_of_scale,
 )
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
-from fedsim.config.sweeps import without_sweeps
-from fedsim.config.words import dotted_key, is_below, is_plain_assignment, parse, parse_one
+from fedsim.config.words import dotted_key, is_below, is_plain_assignment, parse_one
 from fedsim.core.configs import COMMAND_KEYS
 from fedsim.core.disk import conf_dir
 
@@ -83,23 +78,11 @@ class JobComposer:
         """The bases so far, by their words."""
 
     def compose(self, words: Sequence[str]) -> ComposedJob:
-        """Return the job of `words`, composed by Hydra.
-
-        If the words choose a scale, its changes are put before them. Words that have these changes
-        already are composed as they are: `words_of_scale` leaves out keys that they set.
-        """
-        config = self._compose_config(tuple(words))
-        scale_words = without_sweeps(words_of_scale(config, parse(words)))
-        if scale_words:
-            words = [*scale_words, *words]
-            config = self._compose_config(tuple(words))
-        return self._base_from(config, tuple(words)).job
+        """Return the job of `words`, composed by Hydra. They include the changes of the scale."""
+        return self._base_from(self._compose_config(tuple(words)), tuple(words)).job
 
     def derive(self, words: Sequence[str]) -> ComposedJob:
-        """Return the job of `words`, derived from another job if that is possible.
-
-        The words include the changes of the scale, which is the same for all jobs.
-        """
+        """Return the same job as `compose`, derived from another job if that is possible."""
         values: dict[str, Any] = {}
         other_words: list[str] = []
         keys_of_other_words: list[str] = []
@@ -249,7 +232,7 @@ def _sets_plain_value(override: Override) -> bool:
     value = override.value()
     items = value if isinstance(value, list) else [value]
     is_plain = all(isinstance(item, bool | int | float | str | None) for item in items)
-    return is_plain and "${" not in str(value)
+    return is_plain and _is_closed(value)
 
 
 def _is_choice(override: Override) -> bool:

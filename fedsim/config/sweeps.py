@@ -2,16 +2,16 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from itertools import islice, product
 from typing import Any
 
-from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 
 from fedsim.config.sources import options
-from fedsim.config.words import parse, typed_in
+from fedsim.config.words import dotted_key, is_below, parse, typed_in
 from fedsim.core.configs import SEED_KEYS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -35,21 +35,58 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
             ["selector=gpfl", "num_rounds=9", "seed=1"],
         ]
 
-    A later override takes the place of an earlier one of the same key. Raises `ConfigError` for
-    more than MAX_JOBS jobs.
+    A later override takes the place of an earlier one of the same key, except for mappings, which
+    Hydra merges. Raises `ConfigError` for more than MAX_JOBS jobs.
     """
-    words_by_key: dict[str, list[str]] = {}
-    for override in overrides:
+    words_by_key: dict[tuple[str, int], list[str]] = {}
+    for number, override in enumerate(overrides):
         key = override.get_key_element()
         if options(override.key_or_group):
             key = key.lstrip("~")  # `selector=gpfl` takes the place of an earlier `~selector`
+        elif (key, 0) in words_by_key and _has_related_key(key, words_by_key):
+            # The order counts: in `lr=1 ++lr=2 lr=3` the last word must stay the last one.
+            del words_by_key[key, 0]
+        place = number if _sets_mapping(override) else 0
         # one more than allowed is enough to notice that there are too many
-        words_by_key[key] = list(islice(values_of(override), MAX_JOBS + 1))
+        words_by_key[key, place] = list(islice(values_of(override), MAX_JOBS + 1))
     num_jobs = math.prod(map(len, words_by_key.values()))
-    swept = ", ".join(key for key, words in words_by_key.items() if len(words) > 1)
+    swept = ", ".join(key for (key, _), words in words_by_key.items() if len(words) > 1)
     text = f"must make at most {MAX_JOBS} jobs"
     check(rule(num_jobs <= MAX_JOBS, swept, ..., text, "split the sweep into several commands"))
     return [list(words) for words in product(*words_by_key.values())]
+
+
+def _has_related_key(key: str, known: Iterable[tuple[str, int]]) -> bool:
+    """Return whether a `known` key is the same as `key` but for a `+` or a mapping, or is above or
+    below it."""
+    for other_key, place in known:
+        if (other_key, place) != (key, 0):
+            own, other = dotted_key(key), dotted_key(other_key)
+            if is_below(own, [other]) or is_below(other, [own]):
+                return True
+    return False
+
+
+def _sets_mapping(override: Override) -> bool:
+    """Return whether a value of an override is a mapping: `local={steps:1},{steps:2}`."""
+    value = override.value()
+    values = value.list if isinstance(value, ChoiceSweep) else [value]
+    return any(isinstance(value, Mapping) for value in values or [])
+
+
+def expand_some(overrides: Sequence[Override], keys: Collection[str]) -> list[list[str]]:
+    """Return the words of `overrides` for every combination of the values of these `keys`.
+
+    Of several overrides of such a key, the last one counts.
+    """
+    last = {override.key_or_group: override for override in overrides}
+    words_by_override: list[list[str]] = []
+    for override in overrides:
+        if override.key_or_group not in keys:
+            words_by_override.append([override.input_line or ""])
+        elif override is last[override.key_or_group]:
+            words_by_override.append(list(values_of(override)))
+    return [list(words) for words in product(*words_by_override)]
 
 
 def values_of(override: Override) -> Iterator[str]:

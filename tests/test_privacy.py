@@ -624,6 +624,7 @@ def test_runs_that_are_not_private_have_no_epsilon(fedsim: Run, tmp_path: Path) 
 
 
 REJECTED = {
+    "aggregator=dp_fedavg aggregator.delta=1e-13 num_rounds=11": "aggregator.delta=1e-13: must be at least 1.1e-13",
     "aggregator=dp_fedavg aggregator.delta=0.05": "aggregator.delta=0.05: must be below 1 / num_clients = 0.05",
     "aggregator=dp_fedavg selector=md": "aggregator.denominator=None: must be given for MultinomialRandom, which",
     "aggregator=dp_fedavg aggregator.noise_multiplier=0.001": "noise_multiplier=0.001: must be >= 0.01",

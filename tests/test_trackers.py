@@ -327,6 +327,19 @@ def test_tensorboard_has_a_histogram_of_selections(info: RunInfo) -> None:
     assert counts == {0.0: 0, 1.0: 5, 2.0: 1, 3.0: 1, 4.0: 1}  # by the upper bound of the bin
 
 
+def test_a_round_in_which_nobody_was_selected_yet_has_no_histogram(info: RunInfo) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoardTracker()
+    tracker.start(info)
+    tracker.log({**record(1).as_dict(), "selected": []})
+    tracker.log(record(2).as_dict())
+    tracker.finish(summary())
+    reader = EventAccumulator(str(info.folder / "tensorboard"))
+    reader.Reload()
+    assert [event.step for event in reader.Histograms("selection/clients")] == [2]
+
+
 # --- MLflow, which takes seconds to import and to create a database ---
 
 

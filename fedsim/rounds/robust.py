@@ -213,6 +213,11 @@ def _clipped_sum(deltas: Stack, weights: Floats, norm: float, like: Params) -> P
     return weighted_sums(deltas, weights * factors, like)
 
 
+MIN_DELTA = 1e-14
+"""Smallest privacy delta of `dp_fedavg` for each round. dp-accounting cuts a probability of 1e-15
+off the privacy loss when it adds a round, and epsilon is infinite if they add up to delta."""
+
+
 @parameters
 class DPFedAvg(Unweighted):
     """DP-FedAvg: federated averaging that is private client by client (McMahan et al., "Learning
@@ -244,7 +249,7 @@ class DPFedAvg(Unweighted):
     """Deviation of the noise on the sum, divided by `clip`. Below 0.01, epsilon would be above
     100,000 and mean nothing."""
     delta: Positive
-    """The privacy delta, below 1 / N."""
+    """The privacy delta, below 1 / N, and at least MIN_DELTA for each round."""
     denominator: Count | None
 
     is_private = True
@@ -261,13 +266,21 @@ class DPFedAvg(Unweighted):
         yield rule(find_spec("dp_accounting") is not None, "", ..., text, remedy)
 
     def unfit_for(self, selector: Selector, num_updates: int) -> Problems:
-        """Reject a delta that is too large, and an unknown expected number without denominator."""
+        """Reject a delta that is too large or too small, and an unknown expected number without
+        denominator."""
         num_clients = selector.population.num_clients
         text = (
             f"must be below 1 / num_clients = {1 / num_clients:.4g}, or all data of one client "
             "could be disclosed"
         )
         yield rule(self.delta < 1 / num_clients, "delta", self.delta, text)
+        num_rounds = selector.population.num_rounds
+        smallest = MIN_DELTA * num_rounds
+        text = (
+            f"must be at least {smallest:.4g}, {MIN_DELTA:g} for each of {num_rounds} rounds "
+            "(num_rounds), or no epsilon can be computed"
+        )
+        yield rule(self.delta >= smallest, "delta", self.delta, text)
         # an adaptive selector decides itself how many clients take part; `sampling` says how many
         # it draws on average
         has_expected_number = not selector.adaptive or selector.sampling is not None

@@ -33,7 +33,8 @@ class TensorBoardTracker(Tracker):
         metrics = self._metrics
         for name, value in metrics.add(record).items():
             self._writer.add_scalar(name, value, round)
-        if metrics.has_histogram(round):
+        # TensorBoard accepts no histogram of nothing.
+        if metrics.has_histogram(round) and np.any(metrics.counts):
             selected = np.repeat(metrics.edges[:-1], metrics.counts)  # a bin by its first client
             self._writer.add_histogram(SELECTIONS, selected, round, bins=metrics.edges)
 

@@ -118,6 +118,14 @@ def test_runs_of_the_best_method_that_diverged_are_counted(tmp_path: Path) -> No
     assert sentence.startswith("best is gpfl, 0.6150 (1 of 3 runs diverged); its lead over random")
 
 
+def test_runs_that_all_diverged_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, [None], [[0]], status="diverged")
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
+    assert "0, 1 diverged" in capsys.readouterr().out
+
+
 def test_a_lead_that_is_significantly_negative_is_no_lead() -> None:
     """The best mean over all seeds may be behind at the seeds that both methods have."""
     behind = Difference((-0.11, -0.10, -0.12))

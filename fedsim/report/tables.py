@@ -247,7 +247,7 @@ def section(material: Material) -> Section:
         budgets(comparable),
         by_group("selections", finished),
         imperfect(runs),
-        by_group("clients", finished[has_clients]),
+        by_group("clients", finished.loc[has_clients]),
         by_group("costs", finished),
         by_group("times", finished),
     ]

@@ -21,6 +21,7 @@ from fedsim.results.archive import (
     read_archive,
     write_archive,
 )
+from fedsim.results.measures import is_recorded
 from fedsim.results.runs import ReportError, Run, read_runs
 from tests.report_toys import make_report, write_run
 from tests.test_report_measures import LATE, with_clients, write_simulated
@@ -182,6 +183,22 @@ def test_accuracies_of_clients_are_kept_and_earlier_archives_may_lack_them(
     monkeypatch.setattr("fedsim.results.archive.RUN_COLUMNS", RUN_COLUMNS[:-1])
     earlier = archived(tmp_path / "runs", tmp_path / "earlier.parquet")
     assert [run.client_accuracies for run in earlier] == [None] * 4
+
+
+def test_runs_of_a_compact_archive_lack_selections_next_to_other_runs(tmp_path: Path) -> None:
+    """The runs of a compact archive are written to an archive with a run that has selections."""
+    write_run(tmp_path / "compact", [0.1, 0.2], [[0], [1]])
+    runs = read_runs(tmp_path / "compact")
+    write_archive(runs, tmp_path / "compact", tmp_path / "compact.parquet", compact=True)
+    write_run(tmp_path / "full", [0.1, 0.2], [[], [1, 3]], seed=1)
+    runs = [*read_archive(tmp_path / "compact.parquet"), *read_runs(tmp_path / "full")]
+    write_archive(runs, tmp_path, tmp_path / "both.parquet")
+    compact, full = read_archive(tmp_path / "both.parquet")
+    assert not is_recorded([compact], ["selected"])
+    assert full.columns["selected"].tolist() == [0, 2]
+    assert full.selections.tolist() == [0, 1, 0, 1]
+    write_archive([compact, full], tmp_path, tmp_path / "again.parquet")
+    assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "both.parquet").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["other.parquet", "damaged.parquet"])

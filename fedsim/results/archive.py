@@ -169,7 +169,7 @@ def _rows_of_run(
     rows = []
     for record in records:
         row = same_in_all | dict(record)
-        if "selected" in record:
+        if record.get("selected") is not None:  # otherwise the run comes from a compact archive
             selected = np.array(record["selected"], np.int64)
             row["selected"] = np.diff(selected, prepend=0).tolist()
         rows.append(row)
@@ -272,7 +272,7 @@ def _read_table(file: pq.ParquetFile) -> tuple[pa.Table, list[str]]:
 
 def _ids_of(differences: pa.ChunkedArray) -> pa.ListArray:
     """Return the lists of ids whose differences an archive holds (the first id is its difference
-    to 0)."""
+    to 0). Null stays null."""
     # The cumulative sum runs over all lists at once. What it had reached before each list is
     # subtracted from the list.
     lists = differences.combine_chunks()
@@ -281,7 +281,8 @@ def _ids_of(differences: pa.ChunkedArray) -> pa.ListArray:
     ends = np.cumsum(lengths)
     sums_before = np.append(0, sums)[ends - lengths]
     ids = pa.array(sums - np.repeat(sums_before, lengths)).cast(pa.int32())
-    return pa.ListArray.from_arrays(np.append(0, ends).astype(np.int32), ids)
+    offsets = np.append(0, ends).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, ids, mask=lists.is_null())
 
 
 def _numbers_of_rows(table: pa.Table) -> list[int]:
@@ -314,8 +315,8 @@ def rounds_in(rows: pa.Table) -> Rounds:
     """Return the rounds in rows of an archive as arrays. Raises `DamagedError`."""
     names = [name for name in rows.column_names if _is_recorded(name, rows[name])]
     kinds = {name: _kinds(rows[name]) for name in names}
-    if names and "selected" not in rows.column_names:
-        kinds["selected"] = LIST  # the archive is compact
+    if names and "selected" not in names:
+        kinds["selected"] = LIST  # the run comes from a compact archive
     check_kinds(kinds)
     # Without records, every column is there and empty.
     columns: dict[str, Floats] = {} if names else defaultdict(lambda: np.empty(0))

@@ -276,6 +276,13 @@ def test_runs_whose_records_have_another_type_are_left_out(archive: Path) -> Non
     assert read_archive(archive) == []
 
 
+def test_a_report_needs_a_sound_run(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = with_column(pq.read_table(archive), "round", [1, 3], pa.int64())
+    pq.write_table(table, archive)
+    assert make_report([str(archive), "--no-figures"]) == 3
+    assert f"{archive}: no sound run in it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("numbers", [[0, 2**31 - 1], [1, 1], [0, -1], [1, 0]])
 def test_rows_must_belong_to_one_run_after_another(archive: Path, numbers: list[int]) -> None:
     pq.write_table(with_column(pq.read_table(archive), "run", numbers, pa.int32()), archive)

@@ -36,4 +36,9 @@ def read_source(path: Path, left_out: list[str] | None = None) -> list[Run]:
     Damaged runs are reported in the list `left_out`; on stderr if it is None. Raises `ReportError`
     if there are none.
     """
-    return read_archive(path, left_out) if path.is_file() else read_runs(path, left_out)
+    if path.is_dir():
+        return read_runs(path, left_out)
+    runs = read_archive(path, left_out)
+    if not runs:
+        raise ReportError(f"{path}: no sound run in it")
+    return runs

@@ -442,6 +442,15 @@ def test_escapes_and_empty_columns_which_files_for_programs_keep() -> None:
     assert table.csv().splitlines()[0] == ",a|b,a,c_d"
 
 
+def test_no_row_begins_with_an_argument_of_latex() -> None:
+    r"""LaTeX would take [32] and * at the beginning of a row for arguments of \\ or \midrule."""
+    rows = [["[32]", "[16]"], ["*", "x"]]
+    text = Table("t", "T", make_frame(["[a]", "b"], rows)).latex()
+    assert r"{[}a] & b \\" in text
+    assert r"{[}32] & {[}16] \\" in text
+    assert r"{*} & x \\" in text
+
+
 @pytest.fixture
 def nasty_methods(tmp_path: Path) -> Path:
     """A folder with a run of each method in `NASTY`."""

@@ -401,6 +401,8 @@ def _escape_markdown(text: str) -> str:
 def _escape_latex(text: str) -> str:
     """Return `text` in one line, in which LaTeX finds no commands of its own."""
     shown = printable(text).translate(LATEX)
+    # At the beginning of a row, these two would be arguments of the command before it.
+    shown = re.sub(r"^ *[\[*]", r"{\g<0>}", shown)
     return f"\\textbf{{{shown}}}" if isinstance(text, Bold) else shown
 
 

@@ -128,6 +128,20 @@ def test_a_report_of_two_presets_names_them(two_presets: Path) -> None:
     assert {"Fig. 7a (gpfl_alpha)", "Fig. 7a (gpfl_rho)"} <= places
 
 
+def test_methods_that_a_report_leaves_out_are_not_judged(two_presets: Path) -> None:
+    """The run with rho=1 is in both presets, and counts once in tables. Each preset is judged by
+    it."""
+    words = [str(two_presets), "--no-figures", "--only", "linear rho=1.0"]
+    assert make_report(words) == 0
+    report = two_presets / "report"
+    verdicts = json.loads((report / "summary.json").read_text())["verdicts"]
+    assert "gpfl.fig7a.linear" in verdicts
+    assert "gpfl.fig7a.plateau" not in verdicts  # about fixed_0
+    with (report / "claims.csv").open(encoding="utf-8") as file:
+        places = {row["where"] for row in csv.DictReader(file)}
+    assert {"Fig. 7a (gpfl_alpha)", "Fig. 7a (gpfl_rho)"} <= places
+
+
 def test_verdicts_of_several_presets_on_a_number_have_the_presets_names() -> None:
     unjudged = Judgement(NUMBER, None, preset="a")
     first = Judgement(NUMBER, Evidence(None), preset="b")

@@ -1,5 +1,6 @@
 """The sections of a report that judge what papers print, and the pairs of PNCS's Table I."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedsim.papers.judge import correct_all, judge_all, verdicts_by_id
@@ -14,11 +15,13 @@ from fedsim.papers.tables import (
     totals_table,
 )
 from fedsim.report.sections import Material, Section
+from fedsim.results.grouping import run_key
+from fedsim.results.runs import Run
 
 
 def verdicts(material: Material) -> Section:
     """Return the verdicts on the papers whose presets were run."""
-    compared = correct_all(judge_all(material.runs))
+    compared = correct_all(judge_all(_shown_runs(material)))
     if not compared:
         return Section()
     judged = [judgement for _, judgements in compared for judgement in judgements]
@@ -38,6 +41,18 @@ def verdicts(material: Material) -> Section:
         sources=[f"{publication.title}: {publication.source}" for publication, _ in compared],
         rules=list(RULES.values()),
     )
+
+
+def _shown_runs(material: Material) -> Sequence[Run]:
+    """Return the runs of the methods that the report shows.
+
+    The frame has each distinct run once. Here, a run that belongs to several presets is there for
+    each of them.
+    """
+    if not material.presentation.only:
+        return material.runs
+    shown = {run_key(run) for run in material.frame["run"]}
+    return [run for run in material.runs if run_key(run) in shown]
 
 
 def pairs(material: Material) -> Section:

@@ -63,12 +63,16 @@ def config_key(config: Mapping[str, Any]) -> Hashable:
     return frozenset((key, comparable(value)) for key, value in leaves(config))
 
 
+def run_key(run: Run) -> Hashable:
+    """Return a key that runs of the same `compared_config` and seeds share."""
+    return run.seeds, config_key(compared_config(run))
+
+
 def distinct(runs: Iterable[Run]) -> list[Run]:
-    """Return one run for each `compared_config` and seeds: the first finished one, otherwise the
-    first."""
+    """Return one run for each `run_key`: the first finished one, otherwise the first."""
     kept: dict[Hashable, Run] = {}
     for run in runs:
-        key = run.seeds, config_key(compared_config(run))
+        key = run_key(run)
         earlier = kept.setdefault(key, run)
         if run.status in FINISHED and earlier.status not in FINISHED:
             kept[key] = run

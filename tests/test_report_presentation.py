@@ -284,6 +284,20 @@ def test_the_same_command_uses_the_choices_again(
     assert (stored["names"], stored["only"]) == ({"gpfl": "GPFL"}, [])
 
 
+def test_options_name_methods_that_have_lists_in_their_names(tmp_path: Path) -> None:
+    for milestones in ([1], [2, 3]):
+        optimizer = {"schedule": {"milestones": milestones}}
+        write_run(tmp_path / str(len(milestones)), [0.1], [[0]], optimizer=optimizer)
+    two, one = "milestones=[2, 3]", "milestones=[1]"
+    options = ["--order", f"{two}, {one}", "--only", f"{one},{two}"]
+    options += ["--names", f"{two}=late,{one}=early"]
+    assert make_report([str(tmp_path), "--no-figures", *options]) == 0
+    stored = yaml.safe_load((tmp_path / "report" / "report.yaml").read_text())
+    assert stored["order"] == [two, one]
+    assert stored["only"] == [one, two]
+    assert stored["names"] == {two: "late", one: "early"}
+
+
 def test_names_in_the_file_of_methods_that_left_are_noted_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,8 +151,8 @@ def _add_presentation(add: Callable[..., Action]) -> None:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a list with commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """Return the words of a list with commas. A word may have a list in brackets in it."""
+    return [word.strip() for word in COMMAS_OUTSIDE_LISTS.split(text) if word.strip()]
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -281,6 +281,17 @@ def test_accuracies_by_client(tmp_path: Path) -> None:
     assert math.isnan(find_measure("client_accuracy_mean")(runs["gpfl", 0]))
 
 
+def test_a_config_key_with_the_title_of_a_measure_has_a_column_of_its_own(tmp_path: Path) -> None:
+    for std in (0.3, 0.4):
+        for share in (0.2, 0.5):
+            folder = tmp_path / f"{std} {share}"
+            write_measured(folder, [0.9, 0.1, 0.5, 0.3], 0.4, clients={"std": std, "share": share})
+    rows = rows_of(by_group("clients", frame_of(tmp_path)))
+    assert [row["clients.std"] for row in rows] == ["0.3", "0.4", "0.3", "0.4"]
+    assert [row["share"] for row in rows] == ["0.2", "0.2", "0.5", "0.5"]
+    assert {row["std"] for row in rows} == {"0.1000"}
+
+
 ACCURACIES = [0.2, 0.4, 0.9, 0.9, 0.9]
 LATE = [[1], [], [0, 1], [], []]
 

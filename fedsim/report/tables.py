@@ -184,6 +184,8 @@ ALL_COLUMNS: Mapping[str, tuple[str, Format]] = {**COLUMNS, **PHASE_COLUMNS, **C
 SEEDS_COLUMN, MEASURED_ON, SERVER_SEES = "seeds", "measured on", "server sees"
 """Columns that are no measures: how many runs finished and diverged, which samples the clients'
 accuracies are of, and what the server must see of single clients."""
+TITLES = {"run", SEEDS_COLUMN, MEASURED_ON, SERVER_SEES, *ALL_COLUMNS}
+"""The titles of all columns except those of config values."""
 BY_GROUP: Mapping[str, Sequence[str]] = {
     "results": [SEEDS_COLUMN, FINAL, ENDED, "part.", "time", "simulated", "down", "up"],
     "overview": [
@@ -326,6 +328,8 @@ def name_columns(groups: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:
     """Return the columns that name the groups.
 
     Several config values that tell groups apart have a column each, and are cut out of the names.
+    The title of such a column is the short name of the key, or the whole key if another column has
+    that title.
     """
     labels = [rows["labels"].iloc[0] for rows in groups.values()]
     heads = short_names(key for label in labels for key in label if is_value(key))
@@ -339,6 +343,8 @@ def name_columns(groups: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:
         names.append(name.strip())
     columns = {}
     for key, head in heads.items():
+        if head in TITLES:
+            head = SYMBOLS.get(key, key)
         columns[head] = [_value_of(key, rows) for rows in groups.values()]
     return {"run": names, **columns}
 

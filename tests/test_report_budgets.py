@@ -316,6 +316,15 @@ def test_a_checkpoint_that_a_seed_did_not_run_to_has_no_mean_over_the_others(
     assert row["50 %"] == "-"
 
 
+def test_a_checkpoint_that_was_not_evaluated_has_no_accuracy(tmp_path: Path) -> None:
+    """The checkpoint at 50 % of 10 rounds is round 5, and only even rounds are evaluated."""
+    write_run(tmp_path, [None, 0.4] * 5, [PAIR] * 10)
+    table = by_group("checkpoints", frame_of(tmp_path))
+    (row,) = rows_of(table)
+    assert (row["50 %"], row["around 50 %"]) == ("-", "0.4000")
+    assert "or if that round was not evaluated" in table.note
+
+
 def test_short_runs_are_named(tmp_path: Path) -> None:
     write_run(tmp_path, [0.1] * 6, [PAIR] * 6)
     (line,) = warnings([only_run(tmp_path)])

@@ -57,7 +57,8 @@ def comparison_in(folder: Path) -> Comparison:
 
 def test_the_table_ranks_and_judges(tmp_path: Path) -> None:
     write_settings(tmp_path)
-    rows = {row["method"]: row for row in rows_of(ranks_table(comparison_in(tmp_path)))}
+    table = ranks_table(comparison_in(tmp_path))
+    rows = {row["method"]: row for row in rows_of(table)}
     assert {method: row["verdict"] for method, row in rows.items()} == {
         "oort": "better, preliminary",
         "gpfl": "better, preliminary",
@@ -68,6 +69,7 @@ def test_the_table_ranks_and_judges(tmp_path: Path) -> None:
     assert asks == ["losses", "nothing", "nothing", "updates"]
     assert (rows["random"]["rank"], rows["random"]["in its class"]) == ("3.00", "2.00")
     assert rows["gpfl"]["of possible gain"].startswith("+0.25 [")  # 0.1 of 0.4
+    assert "only seeds that the ceiling has count" in table.meanings["of possible gain"]
     bytes_until = [row["bytes"] for row in rows.values()]
     # Two of three seeds of random selection end at its mean or above it, in each setting.
     assert bytes_until == ["2.00", "1.00", "1.00 (4/6)", "never (0/6)"]

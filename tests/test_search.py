@@ -202,6 +202,16 @@ def test_a_pruned_trial_is_saved_after_its_round_stays_pruned_and_can_go_on(
     assert whole == summaries()[0]["final_accuracy"]
 
 
+def test_a_trial_is_not_pruned_at_the_last_round_of_its_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same command again finds a run that has ended, so both must have the same result."""
+    trial = run_trial(plans("seed=0,1"), Pruner(4))
+    assert trial.status == "done"
+    monkeypatch.setattr(Simulation, "step", no_step)
+    assert run_trial(plans("seed=0,1"), Pruner(4)) == trial
+
+
 def test_a_trial_names_the_last_round_of_the_run_that_diverged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -63,7 +63,8 @@ class SearchSettings:
     """The keys of the command line that belong to the search itself.
 
     `trials` is the number of trials. The first `startup` trials are drawn at random and never
-    pruned. No trial is pruned up to round `warmup` (None: a quarter of a run's rounds).
+    pruned. No trial is pruned up to round `warmup` (None: a quarter of a run's rounds), or at the
+    last round.
     `search_seed` is the seed of Optuna's sampler.
     """
 
@@ -269,7 +270,7 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
         if outcome.status == "failed":
             reason = f"{plan.folder}: {outcome.summary.get('error')}"
             return Result("failed", None, progress.num_rounds, reason)
-        if progress.pruned:
+        if progress.pruned and not outcome.final:  # final: it was the last round
             return Result("pruned", None, progress.num_rounds)
         accuracy = outcome.summary.get("final_accuracy")
         if outcome.status == "diverged" or accuracy is None:

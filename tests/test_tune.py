@@ -159,6 +159,27 @@ def test_a_default_that_nothing_was_compared_with_is_not_called_the_best(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
+        (
+            "selector=power_of_choice selector.num_candidates=8,12",
+            "selector.num_candidates='8,12': is tuned, .*\n.*leave it out",
+        ),
+        ("selector=oort ++selector.penalty=1", "selector.penalty='1': is tuned"),
+        ("selector=gpfl selector.rho=1", "selector.exploration.rho='1': is tuned"),
+        ("preset=gpfl_rho", "rho='0.5,1,2,5': is tuned, .*\n.*another preset"),
+    ],
+)
+def test_a_parameter_that_is_tuned_cannot_have_values_of_its_own(words: str, error: str) -> None:
+    """Its values would replace the default, and points would replace them."""
+    args = Namespace(
+        overrides=words.split(), config_name="config", config_dir=None, config_path=None
+    )
+    with pytest.raises(ConfigError, match=error):
+        tune.Tuning(args, tune.TuneSettings(points=1))
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
         ("selector=random,full", "selector='random,full': declare no search space\n.*`tune:`"),
         ("selector=oort points=0", "points=0: must be >= 1"),
         ("selector=oort points=64", "points=64: must be at most 63"),

@@ -29,7 +29,7 @@ from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.config.sources import known_choices
 from fedsim.config.sweeps import values_of
-from fedsim.config.words import key_of, parse, parse_one
+from fedsim.config.words import dotted_key, key_of, long_form, parse, parse_one
 from fedsim.config.yaml_files import head_of, read_text
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
@@ -161,6 +161,32 @@ def points_of(space: "Sequence[Override]", count: int) -> list[TunePoint]:
     return [TunePoint(words) for words in dict.fromkeys(words_of_points)]
 
 
+def problems_of_tuned_keys(
+    selector: str, space: "Sequence[Override]", jobs: Sequence[ComposedJob]
+) -> list[Problem]:
+    """Return the problems of words in `jobs` that set a parameter in the space of their selector.
+
+    Such words are the user's or the preset's. They would change the default of the selector, but
+    not its points, which come after them.
+    """
+    space_words = [override.input_line or "" for override in space]
+    # Long forms, because those of jobs are: selector.exploration.rho for selector.rho.
+    long_words = long_form([f"selector={selector}", *space_words], known_choices())
+    tuned_keys = set(map(dotted_key, long_words)) - {"selector"}
+    values_by_key: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        for word in job.overrides:
+            key = dotted_key(word)
+            if key in tuned_keys:
+                values_by_key.setdefault(key, {})[word.partition("=")[2]] = None
+    fault = f"is tuned, as the file of selector={selector} says, and cannot have values of its own"
+    remedy = "leave it out; if the preset sets it, choose another preset"
+    problems = []
+    for key, values in values_by_key.items():
+        problems.append(Problem(key, ",".join(values), fault, remedy))
+    return problems
+
+
 def word_at(override: "Override", share: float) -> str:
     """Return the word `key=value` of a parameter at the coordinate `share`, in [0, 1).
 
@@ -190,7 +216,8 @@ class Tuning:
     - `jobs`: the jobs of all points.
 
     Points that are not valid in a setting are printed and do not run. Raises `ConfigError` if no
-    selector declares a search space, or if a default is not valid.
+    selector declares a search space, if words set a parameter that is tuned, or if a default is not
+    valid.
     """
 
     def __init__(self, args: Namespace, settings: TuneSettings) -> None:
@@ -199,20 +226,23 @@ class Tuning:
         self.skipped: list[str] = []
         compose = partial(compose_jobs, multirun=True, config_name=args.config_name)
         with search_path(args.config_dir, args.config_path):
-            names = dict.fromkeys(job.choices["selector"] for job in compose(args.overrides))
+            jobs_by_selector: dict[str, list[ComposedJob]] = {}
+            for job in compose(args.overrides):
+                jobs_by_selector.setdefault(job.choices["selector"], []).append(job)
             common_words = [word for word in args.overrides if word.partition("=")[0] != "selector"]
-            for name in names:
+            for name, jobs_of_words in jobs_by_selector.items():
                 space = declared_space(name)
                 if not space:
                     self.skipped.append(name)
                     continue
+                check(*problems_of_tuned_keys(name, space, jobs_of_words))
                 self.selectors[name] = TunedSelector()
                 for point in points_of(space, settings.points):
                     jobs = compose([*common_words, f"selector={name}", *point.words])
                     self._add(name, point, jobs)
         remedy = "a line `tune:` at the head of a selector's file does (docs/benchmark_rules.md)"
         fault = "declare no search space"
-        check(rule(bool(self.selectors), "selector", ",".join(names), fault, remedy))
+        check(rule(bool(self.selectors), "selector", ",".join(jobs_by_selector), fault, remedy))
         check(stop_at_problem(job.config for job in self.jobs))
 
     def _add(self, name: str, point: TunePoint, jobs: list[ComposedJob]) -> None:

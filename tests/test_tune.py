@@ -142,6 +142,21 @@ def test_points_that_are_not_valid_are_left_out(capsys: pytest.CaptureFixture[st
     assert len(tuning.selectors["oort"].points) == 9
 
 
+def test_a_point_that_is_the_default_in_one_of_several_settings_runs() -> None:
+    """The default is 30 candidates in the setting `ca` and 10 in `cb`; the first point has 30."""
+    for name, candidates in (("ca", 30), ("cb", 10)):
+        file = Path(f"own/cell/{name}.yaml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = ["# @package _global_", "num_clients: 60"]
+        lines.append(f"selector: {{num_candidates: {candidates}}}")
+        file.write_text("\n".join(lines))
+    words = ["selector=power_of_choice", "cell=ca,cb", "seed=0"]
+    args = Namespace(overrides=words, config_name="config", config_dir="own", config_path=None)
+    tuning = tune.Tuning(args, tune.TuneSettings(points=2))
+    points = [point.words for point in tuning.selectors["power_of_choice"].points]
+    assert points == [(), ("selector.num_candidates=30",), ("selector.num_candidates=40",)]
+
+
 def test_a_default_that_nothing_was_compared_with_is_not_called_the_best(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -248,8 +248,8 @@ class Tuning:
     def _add(self, name: str, point: TunePoint, jobs: list[ComposedJob]) -> None:
         """Add a point of the selector `name` with its jobs, if it is valid and no repetition.
 
-        A point repeats an earlier one if it has the same config. This happens if its words give
-        values that the default has.
+        A point repeats an earlier one if all its jobs have the same configs. This happens if its
+        words give values that the default has in all settings.
         """
         try:
             check_jobs(jobs)
@@ -259,8 +259,10 @@ class Tuning:
             print_line(f"{name}: {why_not_run(point.words, error)}")
             return
         points = self.selectors[name].points
-        if any(self.jobs[earlier.jobs[0]].config == jobs[0].config for earlier in points):
-            return
+        configs = [job.config for job in jobs]
+        for earlier in points:
+            if configs == [self.jobs[number].config for number in earlier.jobs]:
+                return
         first = len(self.jobs)
         self.jobs += jobs
         point.jobs = range(first, len(self.jobs))

@@ -180,6 +180,30 @@ def test_words_that_choose_a_partition_draw_who_holds_which_labels(
     assert counts.tolist() == Division.load(partition).histograms.tolist()
 
 
+def test_each_division_has_one_panel_with_a_title_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A user's group and `local.holdout_fraction` decide on divisions, too. With a seed of its own,
+    the partition is the same at all seeds."""
+    for name, partition in (("even", "iid"), ("uneven", "shards"), ("few", "shards")):
+        file = Path(f"own/cell/{name}.yaml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = ["# @package _global_", "defaults:", f"  - override /partition: {partition}"]
+        lines.append(f"cohort_size: {1 if name == 'few' else 3}")
+        file.write_text("\n".join(lines))
+    words = ["dataset=digits", "cell=even,uneven,few", "selector=random,full", "partition_seed=1"]
+    words += ["local.holdout_fraction=0,0.5", "seed=0,1", "num_clients=6", "num_rounds=4"]
+    assert show(["--config-dir", "own", "-m", *words]) == 0
+    page = capsys.readouterr().out
+    titles = []
+    for cell in ("even", "uneven"):
+        titles += [f"cell={cell} local.holdout_fraction={fraction}" for fraction in ("0", "0.5")]
+    assert page.count("6 clients hold") == len(titles)
+    assert all(f"\n{title}: 6 clients hold" in page for title in titles)
+    drawn = pd.read_csv("outputs/default/show/partitions.csv")
+    assert drawn["division"].unique().tolist() == titles
+
+
 def test_without_data_there_is_no_picture(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

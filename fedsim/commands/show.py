@@ -35,8 +35,6 @@ MAX_SHOWN = 120
 """Maximum number of jobs in the table without `--all`."""
 DIVISION_GROUPS = {"dataset", "partition"}
 """Config groups of the division of data. The picture is drawn if one of them is in the words."""
-DIVISION_KEYS = {*DIVISION_GROUPS, "num_clients", "seed", "partition_seed", "server"}
-"""First parts of the keys that decide who holds which labels: the division of the data."""
 PICTURE = "partitions"
 """The name of the picture's files, which `labels_plot` gives them."""
 MAX_DIVISIONS = 6
@@ -155,22 +153,24 @@ def _first_part(word: str) -> str:
 def _draw(shown: Sequence[ShownJob]) -> None:
     """Print and draw who holds which labels, with a panel for each division of the data.
 
-    The title of a panel has the words in which its jobs differ from others. An earlier picture is
-    deleted. Nothing is drawn if data cannot be read.
+    The title of a panel has the words of the first job with its division, without those that are
+    the same for all panels. An earlier picture is deleted. Nothing is drawn if data cannot be read.
     """
     from fedsim.report.client_figures import labels_plot  # these import matplotlib
     from fedsim.report.drawing import save, style
-    from fedsim.running.assembly import Divider  # imports PyTorch
+    from fedsim.running.assembly import Divider, division_key  # imports PyTorch
 
     folder = shown[0].plan.folder.parent / "show"
     for file in folder.glob(f"{PICTURE}.*"):
         file.unlink()
+    first_jobs: dict[str, ShownJob] = {}
+    for job in shown:
+        first_jobs.setdefault(division_key(job.plan), job)
+    common = set.intersection(*(set(job.overrides) for job in first_jobs.values()))
     histograms: dict[str, Ints] = {}
     divider = Divider()
-    for job in shown:
-        title = " ".join(word for word in job.own_overrides if _first_part(word) in DIVISION_KEYS)
-        if title in histograms or len(histograms) == MAX_DIVISIONS:
-            continue
+    for job in list(first_jobs.values())[:MAX_DIVISIONS]:
+        title = " ".join(word for word in job.overrides if word not in common)
         try:
             histograms[title] = divider.division_of(job.plan).histograms
         except DataError as error:

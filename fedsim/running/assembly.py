@@ -156,6 +156,21 @@ class Divider:
         return _divide(plan, self._labelled[source])
 
 
+def division_key(plan: Plan) -> str:
+    """Return a key that is equal for runs with the same division: all that `_divide` uses."""
+    settings = plan.settings
+    seed = settings.seed if settings.partition_seed is None else settings.partition_seed
+    key = [
+        plan.data_source,
+        plan.config["partition"],
+        settings.num_clients,
+        seed,
+        plan.config.get("server"),
+        plan.local.holdout_fraction,
+    ]
+    return json.dumps(key, sort_keys=True, default=str)
+
+
 def _divide(plan: Plan, labelled: Labelled) -> Division:
     """Divide the labels of a training set among the clients and the server."""
     return divide(

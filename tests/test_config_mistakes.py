@@ -42,6 +42,11 @@ def keys_and_rules(*words: str) -> set[tuple[str, str]]:
     return {(problem.key, problem.rule) for problem in problems(*words)}
 
 
+def test_epochs_without_effect_hide_no_other_mistake() -> None:
+    found = problems("local.epochs=2", "local.steps=3", "num_rounds=-1")
+    assert [problem.key for problem in found] == ["local.epochs", "num_rounds"]
+
+
 # --- one mistake at a time: the words -> what is reported, with // before the remedy ------------------------------
 
 TABLE = """

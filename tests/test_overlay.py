@@ -134,6 +134,23 @@ def test_a_job_of_a_sweep_is_the_single_run_of_its_words(line: str) -> None:
     assert [job.config for job in jobs if job.config["seed"] == 1] == [single.config]
 
 
+@pytest.mark.parametrize("first", ["", "seed=1 "])
+def test_a_plain_value_replaces_a_swept_mapping(first: str) -> None:
+    (job,) = jobs_of(f"{first}checkpoint={{every:1}},{{every:2}} checkpoint=null")
+    assert job.config["checkpoint"] is None
+
+
+@pytest.mark.parametrize("line", ["scale=debug,full seed=range(3)", "scale=range(6)"])
+def test_all_jobs_of_a_command_are_counted(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setattr("fedsim.config.sweeps.MAX_JOBS", 5)
+    with pytest.raises(ConfigError, match="must make at most 5 jobs"):
+        jobs_of(line)
+
+
+def test_large_numbers_that_differ_are_different_values() -> None:
+    assert len(jobs_of("seed=9007199254740992,9007199254740993")) == 2
+
+
 def test_mappings_of_a_sweep_are_merged() -> None:
     jobs = jobs_of("local={batch_size:8},{batch_size:4} local={steps:4}")
     local = [job.config["local"] for job in jobs]

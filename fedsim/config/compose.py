@@ -16,8 +16,8 @@ once:
         jobs = compose_jobs(["selector=random,gpfl", "seed=0,1"], multirun=True)  # four jobs
         plans = check_jobs(jobs)  # four plans
 
-The *words* are the overrides of the command line. The scale (`scale=small` or `debug`) makes a job
-smaller; a preset may add overrides with several values, over which it sweeps.
+The *words* are the overrides of the command line. A *preset* (conf/preset) is a whole experiment,
+and may bring a sweep of its own. The *scale* (full, small or debug) says how much of it runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ from fedsim.config.plan import Plan, outline
 from fedsim.config.sources import known_choices, options
 from fedsim.config.sources import search_path as search_path  # callers import it from here
 from fedsim.config.suggestions import mistaken_choice
-from fedsim.config.sweeps import expand, expand_some, values_of, without_sweeps
+from fedsim.config.sweeps import expand, expand_some, too_many_jobs, values_of, without_sweeps
 from fedsim.config.words import key_of, long_form, parse, parse_one, words_of
 from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.errors import ConfigError, Problem, ProblemCollector, check
@@ -66,7 +66,8 @@ def compose_jobs(
 
 def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> list[ComposedJob]:
     """Return every job. Raises `ConfigError` with the problems of some words."""
-    # 1. Read the words. A preset or scale may have a sweep of its own, so each is composed alone.
+    # 1. Read the words. A preset or scale may have a sweep of its own. So `preset=a,b` is split,
+    # and this function is called again for each of them.
     overrides = parse(words)
     check(*node_problems(override.key_or_group for override in overrides))
     swept = [override for override in overrides if override.is_sweep_override()]
@@ -76,6 +77,7 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
         jobs = []
         for words_of_preset in expand_some(overrides, SWEEPING):
             jobs += _compose_jobs(words_of_preset, multirun=True, config_name=config_name)
+            check(too_many_jobs(len(jobs), SWEEPING))
         return jobs
     for override in swept:
         if options(override.key_or_group):
@@ -85,8 +87,8 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
     single_words = _single_words(overrides)
     config = compose_config(single_words, config_name)
 
-    # 3. Expand the sweep. The changes of the scale and the preset's sweep come before the user's
-    # words, so that these replace both.
+    # 3. Expand the sweep. Later words replace earlier ones: the preset's sweep comes first, then
+    # the changes of the scale, then the user's words.
     scale_words = words_of_scale(config, overrides)
     if multirun or str(config.hydra.mode).endswith("MULTIRUN"):
         preset_words = words_of(config.hydra.sweeper.get("params") or {})
@@ -95,7 +97,8 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
         check(*map(several_values, swept))
         words_by_job = [[*scale_words, *words]]
 
-    # 4. Compose the jobs.
+    # 4. Compose the jobs. Several are derived from few composed configs, which is faster. One
+    # config is there already.
     typed = frozenset(map(key_of, overrides))
     composer = JobComposer(config_name, typed, {tuple(single_words): config})
     if len(words_by_job) == 1:
@@ -106,8 +109,8 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
 def _single_words(overrides: Sequence[Override]) -> list[str]:
     """Return the words of `overrides` with one value each.
 
-    A sweep over the choices of a group has its first choice, so that keys of the choices are known.
-    Other sweeps are left out.
+    A sweep over the choices of a group has its first choice, so that a word such as
+    `selector.alpha=1` finds its key. Other sweeps are left out.
     """
     words = []
     for override in overrides:
@@ -153,8 +156,10 @@ def outlined(jobs: Sequence[ComposedJob]) -> list[Plan]:
     plans = []
     collector = ProblemCollector()
     for job, swept in zip(jobs, _names_by_swept_values(jobs), strict=True):
+        no_effect = _epochs_without_effect(job)
+        if no_effect is not None:
+            collector.add(no_effect)
         try:
-            check(_epochs_without_effect(job))
             plans.append(replace(outline(job.config, job.names), swept=swept))
         except ConfigError as error:
             collector.add(*explained(error.problems, job))

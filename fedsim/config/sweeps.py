@@ -28,7 +28,7 @@ def without_sweeps(words: Sequence[str]) -> list[str]:
 def expand(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the words of each job of a sweep: every combination of values.
 
-    The values of the last key change fastest:
+    The values of the last key change fastest (a key has the position of its first override):
 
         expand(parse(["selector=gpfl", "num_rounds=9", "seed=0,1"])) == [
             ["selector=gpfl", "num_rounds=9", "seed=0"],
@@ -38,29 +38,43 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
     A later override takes the place of an earlier one of the same key, except for mappings, which
     Hydra merges. Raises `ConfigError` for more than MAX_JOBS jobs.
     """
+    # Overrides with the same key and slot replace each other. Plain values share slot 0, and each
+    # mapping has a slot of its own.
     words_by_key: dict[tuple[str, int], list[str]] = {}
     for number, override in enumerate(overrides):
         key = override.get_key_element()
+        slot = number + 1 if _sets_mapping(override) else 0
         if options(override.key_or_group):
             key = key.lstrip("~")  # `selector=gpfl` takes the place of an earlier `~selector`
-        elif (key, 0) in words_by_key and _has_related_key(key, words_by_key):
-            # The order counts: in `lr=1 ++lr=2 lr=3` the last word must stay the last one.
-            del words_by_key[key, 0]
-        place = number if _sets_mapping(override) else 0
+        elif slot == 0 and _has_related_key(key, words_by_key):
+            # A plain value replaces mappings, too, and in `lr=1 ++lr=2 lr=3` it must stay the last
+            # word. If earlier words were not deleted, it would have their place in the dict.
+            for other_key, other_slot in list(words_by_key):
+                if other_key == key:
+                    del words_by_key[other_key, other_slot]
         # one more than allowed is enough to notice that there are too many
-        words_by_key[key, place] = list(islice(values_of(override), MAX_JOBS + 1))
+        words_by_key[key, slot] = list(islice(values_of(override), MAX_JOBS + 1))
     num_jobs = math.prod(map(len, words_by_key.values()))
-    swept = ", ".join(key for (key, _), words in words_by_key.items() if len(words) > 1)
-    text = f"must make at most {MAX_JOBS} jobs"
-    check(rule(num_jobs <= MAX_JOBS, swept, ..., text, "split the sweep into several commands"))
+    swept_keys = [key for (key, _), words in words_by_key.items() if len(words) > 1]
+    check(too_many_jobs(num_jobs, swept_keys))
     return [list(words) for words in product(*words_by_key.values())]
 
 
-def _has_related_key(key: str, known: Iterable[tuple[str, int]]) -> bool:
-    """Return whether a `known` key is the same as `key` but for a `+` or a mapping, or is above or
-    below it."""
-    for other_key, place in known:
-        if (other_key, place) != (key, 0):
+def too_many_jobs(num_jobs: int, swept_keys: Iterable[str]) -> Problem | None:
+    """Return the problem of a command with more than MAX_JOBS jobs; None if there are fewer."""
+    text = f"must make at most {MAX_JOBS} jobs"
+    remedy = "split the sweep into several commands"
+    return rule(num_jobs <= MAX_JOBS, ", ".join(swept_keys), ..., text, remedy)
+
+
+def _has_related_key(key: str, earlier: Iterable[tuple[str, int]]) -> bool:
+    """Return whether `earlier` has another override of `key`, written with `+` or `~` or as a
+    mapping, or an override of a key above or below it.
+
+    `earlier` has the keys and slots in `expand`.
+    """
+    for other_key, slot in earlier:
+        if (other_key, slot) != (key, 0):
             own, other = dotted_key(key), dotted_key(other_key)
             if is_below(own, [other]) or is_below(other, [own]):
                 return True
@@ -77,7 +91,9 @@ def _sets_mapping(override: Override) -> bool:
 def expand_some(overrides: Sequence[Override], keys: Collection[str]) -> list[list[str]]:
     """Return the words of `overrides` for every combination of the values of these `keys`.
 
-    Of several overrides of such a key, the last one counts.
+    All other words stay as they are, sweeps included: for the key `preset`, `preset=a,b seed=0,1`
+    becomes `preset=a seed=0,1` and `preset=b seed=0,1`. Of several overrides of such a key, the
+    last one counts. Raises `ConfigError` for more than MAX_JOBS combinations.
     """
     last = {override.key_or_group: override for override in overrides}
     words_by_override: list[list[str]] = []
@@ -85,7 +101,8 @@ def expand_some(overrides: Sequence[Override], keys: Collection[str]) -> list[li
         if override.key_or_group not in keys:
             words_by_override.append([override.input_line or ""])
         elif override is last[override.key_or_group]:
-            words_by_override.append(list(values_of(override)))
+            words_by_override.append(list(islice(values_of(override), MAX_JOBS + 1)))
+    check(too_many_jobs(math.prod(map(len, words_by_override)), keys))
     return [list(words) for words in product(*words_by_override)]
 
 
@@ -114,7 +131,8 @@ def values_of(override: Override) -> Iterator[str]:
 
 
 def _problem_of_unlistable(override: Override) -> Problem | None:
-    """Return the problem of a sweep whose values cannot be listed; None if they can."""
+    """Return the problem of a sweep whose values cannot be listed: an interval, or a range with
+    step 0 or with a bound that is not finite. Return None if they can."""
     key = override.get_key_element()
     value = typed_in(override)
     if not override.is_discrete_sweep():  # an interval
@@ -128,19 +146,21 @@ def _problem_of_unlistable(override: Override) -> Problem | None:
         return None
     if sweep.step == 0:
         return Problem(key, value, "must have a step other than 0", "leave it out for 1")
-    is_finite = all(map(math.isfinite, _floats_of(sweep)))
+    is_finite = all(map(math.isfinite, _float_bounds(sweep)))
     return rule(is_finite, key, value, "must have finite numbers", "for example range(0,5)")
 
 
 def _number_or_text(value: str) -> float | str:
     """Return a typed value as a number if it is one: 1 and 1.0 are the same value."""
-    try:
-        return float(value)
-    except ValueError:
-        return value
+    for number_type in (int, float):  # int first, because large integers are not exact as floats
+        try:
+            return number_type(value)
+        except ValueError:
+            continue
+    return value
 
 
-def _floats_of(sweep: RangeSweep) -> list[float]:
+def _float_bounds(sweep: RangeSweep) -> list[float]:
     """Return the start, stop and step of a range, without those that are integers."""
     bounds = (sweep.start, sweep.stop, sweep.step)
     return [number for number in bounds if isinstance(number, float)]
@@ -152,7 +172,7 @@ def _with_decimal_range(override: Override) -> Override:
     Hydra adds the step in binary numbers, so that `range(0.1,0.5,0.1)` has 0.30000000000000004.
     """
     sweep = override.value()
-    if not isinstance(sweep, RangeSweep) or not _floats_of(sweep):
+    if not isinstance(sweep, RangeSweep) or not _float_bounds(sweep):
         return override
     decimals: dict[str, Any] = {
         "start": Decimal(str(sweep.start)),

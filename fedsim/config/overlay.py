@@ -21,6 +21,7 @@ compares derived jobs with Hydra's.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -34,7 +35,7 @@ from fedsim.config.composition import (
 )
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
-from fedsim.config.words import dotted_key, is_below, is_plain_assignment, parse_one
+from fedsim.config.words import are_related, is_plain_assignment, parse_one
 from fedsim.core.configs import COMMAND_KEYS
 from fedsim.core.disk import conf_dir
 
@@ -85,7 +86,7 @@ class JobComposer:
         """Return the same job as `compose`, derived from another job if that is possible."""
         values: dict[str, Any] = {}
         other_words: list[str] = []
-        keys_of_other_words: list[str] = []
+        ordered_words: list[str] = []
         for word in words:
             if word not in self._overrides:
                 self._overrides[word] = parse_one(word)
@@ -95,13 +96,12 @@ class JobComposer:
                 continue
             other_words.append(word)
             if not _is_choice(override):  # Hydra makes choices first, wherever they stand
-                keys_of_other_words.append(dotted_key(word))
+                ordered_words.append(word)
 
         # The order of words counts if they are about the same key: `optimizer.lr=1` and
         # `++optimizer.lr=2` or `optimizer={lr:2}`.
-        for key in keys_of_other_words:
-            if is_below(key, values) or any(is_below(other_key, [key]) for other_key in values):
-                return self._base_of(tuple(words)).job
+        if any(are_related(*pair) for pair in product(values, ordered_words)):
+            return self._base_of(tuple(words)).job
 
         base = self._base_of(tuple(other_words))
         config = _with_values(base.job.config, values) if base.is_closed else None

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 
 from fedsim.config.sources import options
-from fedsim.config.words import dotted_key, is_below, parse, typed_in
+from fedsim.config.words import are_related, parse, typed_in
 from fedsim.core.configs import SEED_KEYS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -74,10 +74,8 @@ def _has_related_key(key: str, earlier: Iterable[tuple[str, int]]) -> bool:
     `earlier` has the keys and slots in `expand`.
     """
     for other_key, slot in earlier:
-        if (other_key, slot) != (key, 0):
-            own, other = dotted_key(key), dotted_key(other_key)
-            if is_below(own, [other]) or is_below(other, [own]):
-                return True
+        if (other_key, slot) != (key, 0) and are_related(key, other_key):
+            return True
     return False
 
 

@@ -209,6 +209,11 @@ def is_below(word: str, keys: Iterable[str]) -> bool:
     return f"{dotted_key(word)}.".startswith(beginnings)
 
 
+def are_related(key: str, other_key: str) -> bool:
+    """Return whether two keys, or words, are about the same key, or one is below the other."""
+    return is_below(key, [dotted_key(other_key)]) or is_below(other_key, [dotted_key(key)])
+
+
 def key_of(override: Override) -> str:
     """Return the key or group that an override sets, without `+` and `~`.
 

@@ -1,4 +1,5 @@
-"""What depends on the device: compiled functions, precision, and how much fits into the memory.
+"""Helpers whose work depends on the device: compiled functions, precision, and how much fits into
+the memory.
 
 Backends that compute with PyTorch use these functions.
 """

@@ -26,7 +26,7 @@ class CostCurve(NamedTuple):
     """The accuracy of a line of a panel, against what its runs spent."""
 
     spent: Floats
-    """What was spent of the axis until each round of the curve [T]."""
+    """The total of the axis that was spent until each round of the curve [T]."""
     accuracy: AccuracyCurve
     num_seeds: int
 

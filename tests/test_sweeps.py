@@ -21,7 +21,7 @@ from fedsim.config.plan import outline
 from fedsim.core.record import Record
 from fedsim.jobs import sweep
 from fedsim.jobs.cli import run
-from fedsim.results.files import MODEL, owned
+from fedsim.results.files import LOCKS, MODEL, owned
 from fedsim.results.reading import read_metrics, read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import process as signals
@@ -214,7 +214,8 @@ def test_sweeps_at_the_same_time_share_the_jobs_and_outlive_each_other(
     assert run([*words, "output_dir=whole"]) == 0
     assert [result(f) for f in folders("outputs")] == [result(f) for f in folders("whole")]
     assert len(folders("outputs")) == 4
-    assert not list(Path("outputs").rglob("*.tmp"))
+    # A killed process may leave the note that it holds a lock, half-written or whole.
+    assert not [f for f in Path("outputs").rglob("*.tmp") if f.parent.name != LOCKS]
 
 
 # --- jobs are composed once, each for itself ---

@@ -396,6 +396,28 @@ def test_sentences_say_what_is_significant(answer: Answer) -> None:
     assert "We can recommend none over random selection." in alike[3]
 
 
+def test_a_method_that_needs_samples_at_the_server_alone_asks_clients_for_nothing() -> None:
+    """gpfl is 1 point below flips, and clustered1 2 points."""
+    rounds = small_frame(0.05)
+    of_flips = rounds[rounds["method"] == "flips"]
+    frames = [rounds]
+    for method, difference in (("gpfl", 0.01), ("clustered1", 0.02)):
+        accuracies = of_flips["accuracy"] - difference
+        frames.append(of_flips.assign(method=method, accuracy=accuracies))
+    rounds = pd.concat(frames, ignore_index=True)
+    at_server = "nothing; server: labelled samples"
+    classes = {"flips": "label counts", "gpfl": at_server, "clustered1": "nothing"}
+    text = sentences(Answer(rounds, pd.DataFrame(), classes=classes)).splitlines()[3]
+    assert "Among methods that ask clients for nothing, it is `gpfl` (+4.0" in text
+    assert text.endswith("; the server has labelled samples).")
+    classes["gpfl"] = "losses"
+    text = sentences(Answer(rounds, pd.DataFrame(), classes=classes)).splitlines()[3]
+    assert "Among methods that ask clients for nothing, it is `clustered1` (+3.0" in text
+    classes["flips"] = at_server  # the best of all asks clients for nothing
+    text = sentences(Answer(rounds, pd.DataFrame(), classes=classes)).splitlines()[3]
+    assert text.endswith("asks clients for nothing, and the server has labelled samples.")
+
+
 def test_the_evidence_has_the_numbers_behind_the_sentences(answer: Answer) -> None:
     text = evidence(answer)
     assert "`flips` is the best of 2 estimates, so its +5.0" in text

@@ -1,8 +1,9 @@
 """The five short answers that open docs/benchmark.md, from an `Answer`."""
 
 from fedsim.benchmark.rules import HORIZONS
+from fedsim.results.ranking import AT_SERVER
 from fedsim.results.statistics import ALPHA
-from scripts.benchmarks.answer.answer import Answer, best_of_classes
+from scripts.benchmarks.answer.answer import Answer
 from scripts.benchmarks.answer.scores import FIRST_BLOCK
 from scripts.benchmarks.answer.wording import (
     DATA,
@@ -127,12 +128,23 @@ def _for_whom(answer: Answer) -> str:
             f" If you want to try one, `{best}` has the highest mean gain, and asks clients for "
             f"{asked_for(answer.class_of(best))}"
         )
-        frugal = best_of_classes(answer).get("nothing")
-        if frugal and frugal != best and answer.overall.loc[frugal, "gain"] > 0:
-            gain = mean_gain(answer.overall, frugal)
-            text += f". Among methods that ask for nothing, it is `{frugal}` ({gain})"
+        frugal = [name for name in answer.rivals if _parts_of_class(answer, name)[0] == "nothing"]
+        if frugal and frugal[0] != best and answer.overall.loc[frugal[0], "gain"] > 0:
+            gain = mean_gain(answer.overall, frugal[0])
+            _, at_server = _parts_of_class(answer, frugal[0])
+            needs = f"; the server has {at_server}" if at_server else ""
+            text += (
+                f". Among methods that ask clients for nothing, it is `{frugal[0]}` ({gain}{needs})"
+            )
         text += "."
     return f"**Which method, for whom?** {text}"
+
+
+def _parts_of_class(answer: Answer, method: str) -> tuple[str, str]:
+    """Return what a method asks clients for, and the samples that it needs at the server ("" for
+    none)."""
+    asked, _, at_server = answer.class_of(method).partition(AT_SERVER)
+    return asked, at_server
 
 
 def _not_shown(answer: Answer) -> str:

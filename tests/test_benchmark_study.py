@@ -229,9 +229,15 @@ def test_a_study_tunes_on_held_out_samples_and_runs_nothing_twice(
         (["cell=tiny", "overwrite=true"], "delete outputs/benchmark_v1, or choose another name"),
         (["cell=tiny,tinier"], "cell='tinier'"),  # does not exist
         (["cell=[]"], r"cell=\[\]: must name at least one"),
+        (
+            ["cell=tiny", "selector=random,lab/deep"],
+            "selector='lab/deep': is in a subfolder, .*\n *move the file to selector/deep.yaml",
+        ),
     ],
 )
 def test_mistakes_are_found_before_any_run(words: list[str], message: str, tiny: list[str]) -> None:
+    Path("own/selector/lab").mkdir(parents=True)
+    Path("own/selector/lab/deep.yaml").write_text("_target_: fedsim.selectors.random.Random\nmode: uniform\n")
     with pytest.raises(ConfigError, match=message):
         study.run(["selector=random", *words, "--config-dir", "own"])
     assert not RUNS.exists()

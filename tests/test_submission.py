@@ -324,6 +324,27 @@ def test_a_setting_without_runs_and_a_wrong_name_are_named_in_a_line(
     assert not Path("to").exists()
 
 
+def test_methods_that_cannot_be_submitted_do_not_stop_the_others(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The runs of `mine` are those of a selector in a subfolder, as earlier versions allowed."""
+    for path in runs.glob("*-mine-s*/summary.json"):
+        path.write_text(path.read_text().replace('"selector": "mine"', '"selector": "lab/mine"'))
+    Path("mine/selector/lab").mkdir()
+    Path("mine/selector/mine.yaml").rename("mine/selector/lab/mine.yaml")
+    words = ["submit", "outputs", "--to", "to", "--config-dir"]
+    for folder, message in (
+        ("mine", "lab/mine: is in a subfolder, "),
+        ("empty", "lab/mine: there is no selector/lab/mine.yaml; if it is a file of yours, add"),
+    ):
+        Path(folder, "cell").mkdir(parents=True, exist_ok=True)
+        Path(folder, "cell/v1_toy.yaml").write_text(CELL)
+        assert answer([*words, folder]) == 1
+        assert message in capsys.readouterr().out
+        assert {path.stem for path in Path("to").glob("*.parquet")} == {"power_of_choice", "random"}
+        shutil.rmtree("to")
+
+
 def test_a_run_that_is_there_twice_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(runs, seed=1, schedule="step")
     shutil.copytree(folder, f"{folder}-again")

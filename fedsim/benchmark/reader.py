@@ -104,7 +104,7 @@ def method_of(selector: str, config: Mapping[str, Any]) -> str:
     """Return the name of a run's method: its choice of a selector, or the control that has these
     values."""
     values = {key: str(value) for key, value in leaves(config)}
-    method = Path(selector).name
+    method = selector
     for control, (choice, *words) in CONTROLS.items():
         is_control = choice == f"selector={method}"
         if is_control and all(values.get(key) == value for key, _, value in map(_parts, words)):

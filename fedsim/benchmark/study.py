@@ -410,7 +410,16 @@ def _take_names(args: Namespace) -> tuple[list[str], list[str]]:
         )
         names.append(value if isinstance(value, list) else [str(value)])
     settings, methods = names
+    check(*map(name_problem, methods))
     return settings, methods
+
+
+def name_problem(method: str) -> Problem | None:
+    """Return why a method with this name cannot be submitted, if so: the files of a submission have
+    the name of the method."""
+    fault = "is in a subfolder, but a submission has the name of the selector's file alone"
+    remedy = f"move the file to selector/{Path(method).name}.yaml"
+    return rule("/" not in method, "selector", method, fault, remedy)
 
 
 def _mistake_in(override: Override) -> Problem | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedsim.benchmark.reader import method_of
 from fedsim.benchmark.rules import CONTROLS, FREE_KEYS, PRESET
-from fedsim.benchmark.study import Key, Study, method_words
+from fedsim.benchmark.study import Key, Study, method_words, name_problem
 from fedsim.config.compose import compose_jobs, outlined
 from fedsim.config.plan import Plan, hash_config
 from fedsim.config.user_code import changed_since
@@ -77,6 +77,8 @@ def gather(method: str, folder: Path, settings: Sequence[str]) -> Submission:
     user's own are found. Raises `ConfigError` if the method or a setting does not exist.
     """
     submission = Submission(method)
+    if problem := name_problem(method):
+        submission.problems.append(f"{problem.rule}; {problem.remedy}, and run it again")
     runs: dict[str, list[Run]] = {setting: [] for setting in settings}
     words = [f"cell={','.join(runs)}"] if settings else []
     # Raises if a name does not exist.

@@ -23,6 +23,7 @@ import yaml
 
 from fedsim.benchmark.reader import DIGESTS, RESULTS
 from fedsim.benchmark.rules import VERSION
+from fedsim.benchmark.study import method_words
 from fedsim.benchmark.submission import Submission, gather, methods_in
 from fedsim.config.choice_files import ChoiceFile
 from fedsim.config.compose import search_path
@@ -69,6 +70,13 @@ def run(options: Namespace) -> int:
         fault, remedy = "has no run of the benchmark", "name a folder of `fedsim benchmark`"
         check(rule(bool(methods), str(options.folder), ..., fault, remedy))
         for method in methods:
+            selector = method_words(method)[0].removeprefix("selector=")
+            if not options.method and not known_choices().has("selector", selector):
+                # The folder may also have runs of methods that the user does not submit.
+                remedy = "if it is a file of yours, add --config-dir with its folder"
+                print_line(f"{method}: there is no selector/{selector}.yaml; {remedy}")
+                num_faulty += 1
+                continue
             submission = gather(method, options.folder, settings)
             digests = _merge_digests(submission, options.to / DIGESTS)
             if not submission.problems and not submission.scored:

@@ -233,11 +233,17 @@ def test_a_study_tunes_on_held_out_samples_and_runs_nothing_twice(
             ["cell=tiny", "selector=random,lab/deep"],
             "selector='lab/deep': is in a subfolder, .*\n *move the file to selector/deep.yaml",
         ),
+        (
+            ["cell=tiny", "selector=random,digests"],
+            "selector='digests': is the name of another file of submissions, digests.csv",
+        ),
     ],
 )
 def test_mistakes_are_found_before_any_run(words: list[str], message: str, tiny: list[str]) -> None:
     Path("own/selector/lab").mkdir(parents=True)
-    Path("own/selector/lab/deep.yaml").write_text("_target_: fedsim.selectors.random.Random\nmode: uniform\n")
+    for name in ("lab/deep", "digests"):
+        text = "_target_: fedsim.selectors.random.Random\nmode: uniform\n"
+        Path(f"own/selector/{name}.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         study.run(["selector=random", *words, "--config-dir", "own"])
     assert not RUNS.exists()

@@ -345,6 +345,25 @@ def test_methods_that_cannot_be_submitted_do_not_stop_the_others(
         shutil.rmtree("to")
 
 
+def test_a_method_called_like_a_file_of_all_submissions_is_not_submitted(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in runs.glob("*-mine-s*"):
+        summary = (
+            (path / "summary.json")
+            .read_text()
+            .replace('"selector": "mine"', '"selector": "digests"')
+        )
+        (path / "summary.json").write_text(summary)
+        path.rename(path.with_name(path.name.replace("-mine-", "-digests-")))
+    Path("mine/selector/mine.yaml").rename("mine/selector/digests.yaml")
+    submit("digests", code=1)
+    text = (
+        "is the name of another file of submissions, digests.csv; rename its file, and run it again"
+    )
+    assert capsys.readouterr().out == f"digests: {text}\n"
+
+
 def test_a_run_that_is_there_twice_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(runs, seed=1, schedule="step")
     shutil.copytree(folder, f"{folder}-again")

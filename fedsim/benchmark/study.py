@@ -34,6 +34,7 @@ from typing import Any, Literal
 import numpy as np
 from hydra.core.override_parser.types import Override
 
+from fedsim.benchmark.reader import DIGESTS
 from fedsim.benchmark.rules import (
     CONTROLS,
     FREE_KEYS,
@@ -417,9 +418,12 @@ def _take_names(args: Namespace) -> tuple[list[str], list[str]]:
 def name_problem(method: str) -> Problem | None:
     """Return why a method with this name cannot be submitted, if so: the files of a submission have
     the name of the method."""
-    fault = "is in a subfolder, but a submission has the name of the selector's file alone"
-    remedy = f"move the file to selector/{Path(method).name}.yaml"
-    return rule("/" not in method, "selector", method, fault, remedy)
+    if "/" in method:
+        fault = "is in a subfolder, but a submission has the name of the selector's file alone"
+        remedy = f"move the file to selector/{Path(method).name}.yaml"
+        return Problem("selector", method, fault, remedy)
+    fault = f"is the name of another file of submissions, {DIGESTS}"
+    return rule(f"{method}.csv" != DIGESTS, "selector", method, fault, "rename its file")
 
 
 def _mistake_in(override: Override) -> Problem | None:

@@ -46,6 +46,8 @@ final_window: 2
 """A setting whose final accuracy is that of the last of four rounds."""
 CLASS = "from fedsim.selectors.random import Random\n\nclass Mine(Random):\n    pass\n"
 
+LINK = "https://lab.example/my_lab.py"
+
 
 def write_scored_runs(folder: Path, archive: Path) -> None:
     """Write two runs of a setting, of which the second diverged in round 1, and their archive.
@@ -144,7 +146,7 @@ def runs(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def submit(method: str, code: int = 0) -> None:
     """Submit a method to the folder `to`."""
-    words = ["outputs", "--to", "to", "--config-dir", "mine", "--author", "Ann"]
+    words = ["outputs", "--to", "to", "--config-dir", "mine", "--author", "Ann", "--link", LINK]
     assert answer(["submit", *words, "--method", method]) == code
     assert Path(f"to/{method}.parquet").exists() == (code == 0)
 
@@ -315,7 +317,7 @@ def test_a_setting_without_runs_and_a_wrong_name_are_named_in_a_line(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine/cell/v1_other.yaml").write_text(CELL)
-    words = ["submit", "outputs", "--to", "to", "--config-dir", "mine"]
+    words = ["submit", "outputs", "--to", "to", "--config-dir", "mine", "--link", LINK]
     assert answer([*words, "--method", "mine", "--setting", "v1_toy,v1_other"]) == 1
     command = "`fedsim benchmark cell=v1_other selector=mine`"
     assert capsys.readouterr().out == f"mine: no finished run in v1_other; {command} makes them\n"
@@ -439,6 +441,20 @@ def test_damaged_files_of_an_earlier_submission_are_named(
     printed = capsys.readouterr()
     assert f"to/{name} {message}" in printed.out + printed.err
     assert Path("to", name).read_bytes() == content
+
+
+def test_a_class_of_ones_own_needs_a_link(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A method of fedsim needs none. A link that was given earlier stays."""
+    words = ["submit", "outputs", "--to", "to", "--config-dir", "mine", "--method"]
+    assert answer([*words, "power_of_choice"]) == 0
+    capsys.readouterr()
+    assert answer([*words, "mine"]) == 1
+    text = "mine: my_lab.Mine is not part of fedsim; add --link with the address of its module\n"
+    assert capsys.readouterr().out == text
+    assert not Path("to/mine.yaml").exists()
+    submit("mine")
+    assert answer([*words, "mine"]) == 0
+    assert yaml.safe_load(Path("to/mine.yaml").read_text())["link"] == LINK
 
 
 def test_a_class_of_ones_own_is_on_the_card_and_may_not_change(

@@ -81,9 +81,10 @@ def run(options: Namespace) -> int:
             digests = _merge_digests(submission, options.to / DIGESTS)
             if not submission.problems and not submission.scored:
                 submission.problems.append(f"no finished run of it in {options.folder}")
+            on_file = _card_on_file(method, options.to)
+            _check_link(submission, on_file, options)
             card = {}
             if not submission.problems:
-                on_file = _card_on_file(method, options.to)
                 card = _card(submission, on_file, options)
                 _keep_other_settings(submission, card, on_file, options.to)
             for problem in submission.problems:
@@ -147,6 +148,17 @@ def _read_texts(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     if missing:
         raise DamagedError(f"{path} lacks the columns {', '.join(missing)}; restore it")
     return table
+
+
+def _check_link(submission: Submission, on_file: Mapping[str, Any], options: Namespace) -> None:
+    """Add a problem if others could not find the submission's class: it is not part of fedsim, and
+    neither `--link` nor the earlier card `on_file` leads to its module."""
+    if options.link or on_file.get("link") or not submission.scored:
+        return
+    name = submission.scored[0].config["selector"]["_target_"]
+    if not name.startswith("fedsim."):
+        text = f"{name} is not part of fedsim; add --link with the address of its module"
+        submission.problems.append(text)
 
 
 def _card(submission: Submission, on_file: Mapping[str, Any], options: Namespace) -> dict[str, Any]:

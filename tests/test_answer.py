@@ -12,7 +12,7 @@ from scripts.benchmarks.answer import command, inference, scores, tuning
 from scripts.benchmarks.answer.answer import Answer, best_of_classes
 from scripts.benchmarks.answer.command import MAKERS
 from scripts.benchmarks.answer.evidence import evidence
-from scripts.benchmarks.answer.figures import save
+from scripts.benchmarks.answer.figures import curves, save
 from scripts.benchmarks.answer.remarks import not_run
 from scripts.benchmarks.answer.sentences import sentences
 from scripts.benchmarks.answer.tables import (
@@ -514,6 +514,16 @@ def test_a_page_is_filled_and_figures_are_small(answer: Answer, tmp_path: Path) 
             path = tmp_path / f"{draw.__name__}.png"
             save(draw(answer), path)
             assert 1e4 < path.stat().st_size < 2e5
+
+
+def test_curves_have_different_colours() -> None:
+    """In other figures, entropy_greedy and fl_dp3s have the same colour."""
+    names = {"flips": "entropy_greedy", "top_loss": "fl_dp3s"}
+    rounds = small_frame(0.01).replace({"method": names})
+    [first_panel, *_] = curves(Answer(rounds, pd.DataFrame())).axes
+    colours = {line.get_label(): line.get_color() for line in first_panel.lines}
+    drawn = ("entropy_greedy", "fl_dp3s", "random_control")
+    assert len({colours[name] for name in drawn}) == 3
 
 
 @pytest.mark.skipif(not command.PAGES[0].is_file(), reason="the docs are not in this copy")

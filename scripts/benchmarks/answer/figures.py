@@ -2,7 +2,7 @@
 rounds."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +142,7 @@ def curves(answer: Answer) -> Figure:
     The interval of the first method is shaded.
     """
     methods = answer.drawn
-    looks = make_looks({name: _selector(name) for name in methods})
+    looks = _looks_of_curves(methods)
     figure = Figure(figsize=(WIDTH, 1.05 * len(REGIMES) + 0.7))
     panels = figure.subplots(len(REGIMES), len(BUDGETS), sharex=True, sharey=True)
     for row_of_panels, (schedule, num_rounds) in zip(panels, REGIMES, strict=True):
@@ -164,11 +164,21 @@ def curves(answer: Answer) -> Figure:
 
 def _draw_curve(axes: Axes, rows: pd.DataFrame, look: Look, name: str, shaded: str) -> None:
     """Draw the gain of one method over shares, with its interval if it is the `shaded` one."""
-    colour = GREY if name in CONTROLS else look["color"]
-    axes.plot(rows["share"], rows["gain"], **{**look, "color": colour}, markevery=4, label=name)
+    axes.plot(rows["share"], rows["gain"], **look, markevery=4, label=name)
     if name == shaded:
         low, high = rows["gain"] - rows["half"], rows["gain"] + rows["half"]
-        axes.fill_between(rows["share"], low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(rows["share"], low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _looks_of_curves(methods: Sequence[str]) -> dict[str, Look]:
+    """Return the looks of curves. They have the dashes and markers of all figures, but colours of
+    their own, because two methods may have the same colour elsewhere. Controls are grey."""
+    looks = make_looks({name: _selector(name) for name in methods})
+    looks_of_curves = {}
+    for number, (name, look) in enumerate(looks.items(), 1):
+        colour = GREY if name in CONTROLS else f"C{number}"
+        looks_of_curves[name] = {**look, "color": colour}
+    return looks_of_curves
 
 
 def _selector(method: str) -> str:

@@ -40,11 +40,17 @@ def test_the_leaderboard_has_gains_bytes_and_failures(tmp_path: Path) -> None:
         (tmp_path / f"{method}.yaml").write_text(yaml.safe_dump(card))
     rows = [f"{setting},0,4" for setting in accuracies]
     (tmp_path / "digests.csv").write_text("\n".join(["setting,seed,num_classes", *rows]))
+    card["method"] = "late"  # it has run in a setting that was not sampled, for example
+    (tmp_path / "late.yaml").write_text(yaml.safe_dump(card))
     lines = leaderboard.page(tmp_path, first_group=[]).splitlines()
     # (10 + 30 + 20 - 25) / 4
     [gains] = [line for line in lines if line.startswith("| gpfl | nothing | 2 | +8.75 [")]
     assert gains.endswith("] | 2.00 | 1 | A 2020; run by Ann |")
     assert "| gpfl | +8.8 |" in lines
+    assert f"{leaderboard.UNLISTED}: `late`." in lines
+    # A setting is in the results once the first group has run.
+    nobody = leaderboard.page(tmp_path, first_group=["kvib"])
+    assert nobody.endswith(f"\n\n{leaderboard.UNLISTED}: `gpfl`, `late`.\n")
 
 
 def test_the_leaderboard_of_no_submissions_says_so(tmp_path: Path) -> None:

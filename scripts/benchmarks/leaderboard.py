@@ -2,7 +2,7 @@
 random selection. `benchmark.py answer --write` writes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ HEAD = """# Leaderboard
 This page lists all submissions to the [selection benchmark](benchmark_rules.md#submit), the highest
 gain first. A gain is the accuracy of a method minus that of random selection in the same setting,
 regime and seed, in percentage points. It is the mean over the sampled settings in which the method
-has run in all regimes. **Gains over different settings do not compare.** Which gains are beyond
-chance, the page of the benchmark says.
+has run in all regimes. **Gains over different settings do not compare.** [The benchmark's
+page](benchmark.md) says which gains are significant.
 
 `scripts/benchmark.py answer --write` makes this page from `docs/results/benchmark_v1`.
 """
@@ -38,6 +38,7 @@ REMARKS = {
     **dict.fromkeys(CONTROLS, " (control)"),
     **dict.fromkeys(scores.NO_METHODS, " (reference)"),
 }
+UNLISTED = "Submissions that have not run in all regimes of a sampled setting in the results"
 EMPTY = "There is no submission of a method and of random selection yet.\n"
 
 
@@ -50,10 +51,12 @@ def page(folder: Path, first_group: Sequence[str] = FIRST_GROUP) -> str:
     if not cards.keys() - {REFERENCE} or REFERENCE not in cards:
         return f"{HEAD}\n{EMPTY}"
     rounds = scores.sampled(scores.in_results(read_submissions(folder), first_group))
+    if rounds.empty:
+        return f"{HEAD}\n{_unlisted(cards)}"
     table = scores.gains(scores.finals(rounds))
     overall = overall_gains(table)
     if overall.empty:
-        return f"{HEAD}\n{EMPTY}"
+        return f"{HEAD}\n{_unlisted(cards)}"
     costs = relative_bytes(rounds)
     statuses = scores.all_runs(rounds)["status"]
     failed = (statuses != "done").groupby("method").sum()
@@ -79,7 +82,16 @@ def page(folder: Path, first_group: Sequence[str] = FIRST_GROUP) -> str:
     for method, gains in by_regime.iterrows():
         lines.append([str(method), *(f"{gain:+.1f}" for gain in gains)])
     all_gains = markdown(list(rows[0]), [list(row.values()) for row in rows])
-    return "\n".join([HEAD, GAINS, all_gains, "", BY_REGIME, markdown(header, lines), ""])
+    parts = [HEAD, GAINS, all_gains, ""]
+    if unlisted := cards.keys() - {REFERENCE, *overall.index}:
+        parts.append(_unlisted(unlisted))
+    return "\n".join([*parts, BY_REGIME, markdown(header, lines), ""])
+
+
+def _unlisted(methods: Iterable[str]) -> str:
+    """Name submitted methods that have no row. Random selection never has one."""
+    names = ", ".join(f"`{name}`" for name in sorted(methods) if name != REFERENCE)
+    return f"{UNLISTED}: {names}.\n"
 
 
 def overall_gains(table: pd.DataFrame) -> pd.DataFrame:

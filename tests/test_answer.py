@@ -17,6 +17,7 @@ from scripts.benchmarks.answer.remarks import not_run
 from scripts.benchmarks.answer.sentences import sentences
 from scripts.benchmarks.answer.tables import (
     gains_table,
+    methods_table,
     partial_table,
     prices_table,
     settings_table,
@@ -435,6 +436,15 @@ def test_methods_that_have_run_in_some_settings_have_a_table_of_their_own() -> N
     assert row.endswith("| v1_watch_10, v1_writers_100 |")
     assert "flips" not in gains_table(answer)
     assert partial_table(Answer(rounds, pd.DataFrame())) == "All methods have run in all settings."
+
+
+def test_a_submitted_method_has_the_source_of_its_card() -> None:
+    rounds = small_frame(0.05).replace({"method": {"flips": "mine"}})
+    answer = Answer(rounds, pd.DataFrame(), sources={"mine": "A 2020; [code](a link)"})
+    assert methods_table(answer).splitlines()[2:] == [
+        "| mine |  | A 2020; [code](a link) |",
+        "| top_loss | Highest losses of all clients | Cho et al. 2022, in FedABC |",
+    ]
 
 
 def test_the_price_of_a_method_that_leads_from_the_start(answer: Answer) -> None:

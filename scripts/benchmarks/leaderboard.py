@@ -2,7 +2,7 @@
 random selection. `benchmark.py answer --write` writes it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def page(folder: Path, first_group: Sequence[str] = FIRST_GROUP) -> str:
                 "gain": _with_interval(row),
                 "bytes": f"{costs[method]:.2f}",
                 "failed": str(failed[method]),
-                "source": "; ".join(_sources(card)),
+                "source": source_of(card),
             }
         )
     by_method = table.mean(axis="columns").groupby(["method", *scores.REGIME]).mean()
@@ -120,8 +120,8 @@ def _with_interval(row: pd.Series) -> str:
     return f"{row['gain']:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def _sources(card: dict[str, Any]) -> list[str]:
-    """Return what a card says of where the method comes from."""
+def source_of(card: Mapping[str, Any]) -> str:
+    """Return where a method comes from, as its card says."""
     link = f"[code]({card['link']})" if "link" in card else ""
     author = f"run by {card['author']}" if "author" in card else ""
-    return [text for text in (card["source"], link, author) if text]
+    return "; ".join(text for text in (card["source"], link, author) if text)

@@ -26,14 +26,15 @@ class Answer:
 
     `server` has the accuracies of the server's samples alone (scripts/benchmarks/server_only.py),
     and `trials` those of tuning (`tuning.read_trials`). Both may be empty. `classes` has what each
-    method asks of clients and needs at the server, as its card says. Tests are over the sampled
-    settings of `all_rounds`.
+    method asks of clients and needs at the server, and `sources` where it comes from, as its card
+    says. Tests are over the sampled settings of `all_rounds`.
     """
 
     all_rounds: pd.DataFrame
     server: pd.DataFrame
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
     classes: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:

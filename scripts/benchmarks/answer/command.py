@@ -87,8 +87,10 @@ def read_answer(runs: Path = RUNS) -> Answer:
     """Read the scored runs in a folder of submissions, in the settings that are in the results."""
     rounds = scores.in_results(read_submissions(runs))
     server = pd.read_csv(SERVER) if SERVER.is_file() else pd.DataFrame()
-    classes = {method: card["class"] for method, card in read_cards(runs).items()}
-    return Answer(rounds, server, read_trials(runs), classes)
+    cards = read_cards(runs)
+    classes = {method: card["class"] for method, card in cards.items()}
+    sources = {method: leaderboard.source_of(card) for method, card in cards.items()}
+    return Answer(rounds, server, read_trials(runs), classes, sources)
 
 
 def pages(answer: Answer, runs: Path) -> dict[Path, str]:

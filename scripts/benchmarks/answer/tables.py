@@ -33,13 +33,15 @@ REFERENCES = {"schedule": "*the schedule*", "server": "*the server alone*"}
 
 def methods_table(answer: Answer) -> str:
     """Show each method's idea and source, as the head of its file has them, in the order of
-    `means_table`."""
+    `means_table`. A method that is not part of fedsim has the source of its card."""
     shipped = Catalogue().group("selector").choices
     rows = []
     for method in answer.rivals:
         choice = shipped.get(method)
-        cells = ["", ""] if choice is None else [choice.idea.rstrip("."), choice.fields["source"]]
-        rows.append([method, *cells])
+        if choice is None:
+            rows.append([method, "", answer.sources.get(method, "")])
+        else:
+            rows.append([method, choice.idea.rstrip("."), choice.fields["source"]])
     return markdown(["method", "idea", "source"], rows)
 
 

@@ -222,6 +222,14 @@ def test_one_setting_has_no_interval() -> None:
     assert np.isnan(inference.crossed_mean(values)["half"])
 
 
+def test_without_a_degree_of_freedom_there_is_neither_an_interval_nor_a_p_value() -> None:
+    """Mean squares: settings 2.16, seeds 2, rest 1.5."""
+    row = inference.crossed_mean(np.array([[0.1, -0.4, 2.1], [-2.1, 0.4, -0.1]]))
+    assert row["df"] == pytest.approx(2.66**2 / (2.16**2 / 1 + 2**2 / 2 + 1.5**2 / 2))
+    assert np.isnan(row["half"])
+    assert np.isnan(row["p"])
+
+
 def test_the_effect_of_seeds_is_the_f_of_repeated_measures() -> None:
     """For two seeds, F is the square of the paired t. Only the first setting distinguishes the
     seeds of both methods, so half of the permutations have the same F."""
@@ -534,6 +542,31 @@ def test_curves_have_different_colours() -> None:
     colours = {line.get_label(): line.get_color() for line in first_panel.lines}
     drawn = ("entropy_greedy", "fl_dp3s", "random_control")
     assert len({colours[name] for name in drawn}) == 3
+
+
+def test_the_pages_need_three_settings(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = answer.all_rounds
+    two = Answer(rounds[rounds["setting"] != SETTINGS[0]], pd.DataFrame())
+    monkeypatch.setattr(command, "read_answer", lambda _: two)
+    with pytest.raises(SystemExit):
+        command.main(["--runs", "folder"])
+    error = capsys.readouterr().err
+    assert "--runs=folder: has 2 sampled settings in which" in error
+    assert "must have at least 3; submit more settings" in error
+
+
+def test_counts_of_one_are_in_the_singular() -> None:
+    """flips has run in two of three settings. In the third, each client has one shard."""
+    names = {SETTINGS[0]: "v1_fmnist_shards_1_50"}
+    rounds = small_frame(0.05).replace({"setting": names})
+    is_missing = (rounds["method"] == "flips") & (rounds["setting"] == SETTINGS[1])
+    answer = Answer(rounds[~is_missing], pd.DataFrame(), classes=CLASSES)
+    assert "2 methods (1 of them has run in some settings only)" in evidence(answer)
+    how_much = sentences(answer).splitlines()[1]
+    assert " in the setting where most clients have a single class, and " in how_much
+    assert " in the 2 others." in how_much
 
 
 @pytest.mark.skipif(not command.PAGES[0].is_file(), reason="the docs are not in this copy")

@@ -49,6 +49,8 @@ PAGES = DOCS / "benchmark.md", DOCS / "benchmark_details.md"
 LEADERBOARD = DOCS / "leaderboard.md"
 RUNS = DOCS / "results" / "benchmark_v1"
 DETAILS = DOCS / "measured" / "benchmark_v1_gains.csv"
+MIN_SETTINGS = 3
+"""Smallest number of sampled settings for which the sentences and tests have a meaning."""
 FIGURES = {
     "benchmark_answer.png": overview,
     "benchmark_regimes.png": by_regime,
@@ -118,6 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
     answer = read_answer(options.runs)
+    num_settings = len(answer.settings)
+    if num_settings < MIN_SETTINGS:
+        parser.error(
+            f"--runs={options.runs}: has {num_settings} sampled settings in which all methods of "
+            f"the first group have run, and must have at least {MIN_SETTINGS}; submit more settings"
+        )
     if options.write:
         write(answer, options.runs)
     elif options.check:

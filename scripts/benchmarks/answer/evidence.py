@@ -35,13 +35,14 @@ def _strength_of_tests(answer: Answer) -> list[str]:
     and from the common baseline."""
     in_mean, in_regimes = answer.needed(answer.overall), answer.needed(answer.intervals)
     largest = answer.intervals.loc[answer.rivals, "gain"].max()
-    num_tests = int(answer.overall["p_holm"].notna().sum())
-    partly = num_tests - len(answer.rivals)
-    in_part = f" ({partly} of them have run in some settings only)" if partly else ""
+    tested = answer.overall.index[answer.overall["p_holm"].notna()]
+    partly = [name for name in tested if name not in answer.rivals]
+    verb = "has" if len(partly) == 1 else "have"
+    in_part = f" ({len(partly)} of them {verb} run in some settings only)" if partly else ""
     found = answer.detectable(answer.overall).median()
     texts = [
         f"Each method has {len(SEEDS)} seeds in a setting, and p-values are corrected for "
-        f"{num_tests} methods{in_part}. To be significant, a mean gain had to exceed "
+        f"{len(tested)} methods{in_part}. To be significant, a mean gain had to exceed "
         f"{in_mean.median():.1f} points for the median method ({in_mean.min():.1f} for the method "
         f"with the steadiest gains, {in_mean.max():.1f} for that with the least steady). If the "
         f"median method truly gained {found:.1f} points, 80 of 100 studies like this one would "

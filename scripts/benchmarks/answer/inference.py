@@ -48,7 +48,8 @@ def crossed_mean(values: Floats) -> dict[str, float]:
     lmerTest's if neither settings nor seeds have a variance: they are S - 1 and not S R - 1. With
     S R - 1, p-values near Holm's levels are too low in simulations (tests/test_answer.py).
 
-    With fewer than two settings or seeds, the interval and the p-value are nan.
+    With fewer than two settings or seeds, or fewer than one degree of freedom, the interval and the
+    p-value are nan.
     """
     num_settings, num_seeds = values.shape
     mean = float(values.mean())
@@ -57,10 +58,11 @@ def crossed_mean(values: Floats) -> dict[str, float]:
         scaled_variance, df = _scaled_variance(*_all_squares(values))
         variance = scaled_variance / values.size
     error = math.sqrt(variance)
+    quantile = t_quantile((1 + LEVEL) / 2, df) if df >= 1 else math.nan
     return {
         "settings": num_settings,
         "gain": mean,
-        "half": t_quantile((1 + LEVEL) / 2, df) * error,
+        "half": quantile * error,
         "error": error,
         "df": df,
         "p": 2 * t_tail(abs(mean), error, df),

@@ -87,9 +87,12 @@ def _with_one_shard(answer: Answer) -> str:
         return ""
     best = answer.rivals[0]
     with_one, others = (mean_gain(answer.overall_in(settings), best) for settings in groups)
+    num_with_one, num_others = map(len, groups)
+    those_with_one = "setting" if num_with_one == 1 else f"{num_with_one} settings"
+    the_others = "other one" if num_others == 1 else f"{num_others} others"
     return (
-        f" It is {with_one} in the {len(groups[0])} settings where most clients have a single "
-        f"class, and {others} in the {len(groups[1])} others. (We chose [this "
+        f" It is {with_one} in the {those_with_one} where most clients have a single class, and "
+        f"{others} in the {the_others}. (We chose [this "
         "comparison](benchmark_details.md#one-shard-per-client) after seeing results: it is a "
         "hypothesis.)"
     )

@@ -174,7 +174,7 @@ def _looks_of_curves(methods: Sequence[str]) -> dict[str, Look]:
     """Return the looks of curves. They have the dashes and markers of all figures, but colours of
     their own, because two methods may have the same colour elsewhere. Controls are grey."""
     looks = make_looks({name: _selector(name) for name in methods})
-    looks_of_curves = {}
+    looks_of_curves: dict[str, Look] = {}
     for number, (name, look) in enumerate(looks.items(), 1):
         colour = GREY if name in CONTROLS else f"C{number}"
         looks_of_curves[name] = {**look, "color": colour}

@@ -16,7 +16,7 @@ from fedsim.core.rng import Streams
 from fedsim.engine.data import ClientData
 from fedsim.engine.model import buffer_names
 from fedsim.engine.schedule import LocalWork
-from fedsim.engine.training_copies import for_batched, for_sequential
+from fedsim.engine.training_copies import for_batched, for_sequential, reject_hidden_randomness
 from tests.engines import batched, graph, reference
 from tests.test_engine import OPTIMIZERS, assert_engines_equal
 from tests.test_models import CIFAR, build
@@ -175,6 +175,15 @@ def test_stochastic_depth_is_off() -> None:
     model = build("torchvision", CIFAR, network="efficientnet_b0").train()
     layers = [x for x in model.modules() if isinstance(x, torchvision.ops.StochasticDepth)]
     assert [layer.p for layer in layers] == [0.0] * 16
+
+
+def test_stochastic_depth_of_timm_is_off() -> None:
+    """This network has stochastic depth by default, which training would reject."""
+    timm = pytest.importorskip("timm")
+    model = build("timm", (3, 64, 64), network="fasternet_t1")
+    layers = [x for x in model.modules() if isinstance(x, timm.layers.DropPath)]
+    assert [layer.drop_prob for layer in layers] == [0.0] * 12
+    reject_hidden_randomness(model, torch.randn(2, 3, 64, 64))
 
 
 def test_weights_of_a_file_replace_all_but_the_classifier(tmp_path: Path) -> None:

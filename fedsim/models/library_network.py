@@ -102,8 +102,10 @@ def _prepare_for_engines(network: nn.Module) -> None:
     """
     for path, layer in list(network.named_modules()):
         kind = type(layer).__name__
-        if kind == "StochasticDepth":
+        if kind == "StochasticDepth":  # torchvision's stochastic depth
             layer.p = 0.0
+        elif kind == "DropPath":  # timm's stochastic depth
+            layer.drop_prob = 0.0
         elif kind == "BatchNormAct2d" and isinstance(layer, nn.BatchNorm2d):
             norm = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum, layer.affine)
             norm.load_state_dict(layer.state_dict())

@@ -199,6 +199,29 @@ def test_weights_of_a_file_replace_all_but_the_classifier(tmp_path: Path) -> Non
     assert torch.equal(model.network.fc.weight, random.network.fc.weight)
 
 
+@pytest.mark.parametrize(
+    ("choice", "network", "side", "auxiliary"),
+    [
+        ("torchvision", "googlenet", 32, "aux1."),
+        pytest.param("torchvision", "inception_v3", 75, "AuxLogits.", marks=pytest.mark.slow),
+        pytest.param("timm", "inception_v3", 75, "AuxLogits.", marks=pytest.mark.slow),
+    ],
+)
+def test_auxiliary_classifiers_of_a_file_are_not_read(
+    tmp_path: Path, choice: str, network: str, side: int, auxiliary: str
+) -> None:
+    """torchvision's own files have them, and fedsim's networks do not."""
+    trained = torchvision.models.get_model(network, weights=None, init_weights=False).state_dict()
+    assert any(name.startswith(auxiliary) for name in trained)
+    file = tmp_path / "weights.pth"
+    torch.save(trained, file)
+    model: Any = build(choice, (3, side, side), network=network, weights=str(file))
+    for name, value in model.network.state_dict().items():
+        name_in_file = name.replace(".bn.0.", ".bn.")  # fedsim splits timm's layers of batch norm
+        if not name.startswith("fc."):
+            assert torch.equal(value, trained[name_in_file])
+
+
 def test_a_file_with_other_weights_or_another_checksum_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "weights.pth"
     torch.save(torchvision.models.resnet34().state_dict(), file)

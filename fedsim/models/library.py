@@ -21,6 +21,8 @@ from fedsim.data.fetch import require_files
 
 WRAPPERS = ("state_dict", "model")
 """Keys under which training scripts save the state dict of a network, next to other state."""
+AUXILIARY_CLASSIFIERS = ("aux1", "aux2", "AuxLogits")
+"""Layers of GoogLeNet and Inception v3 for their training only. torchvision's files have them."""
 
 
 def in_three_channels(images: Tensor, input_size: int | None) -> Tensor:
@@ -119,14 +121,17 @@ def load_weights(
     """Load the `content` of the file `path` into the network `name`.
 
     The classifier keeps its weights, because those in the file may have been trained on other
-    classes. Raises `DataError` if the weights do not fit.
+    classes. Auxiliary classifiers that the network does not have are skipped. Raises `DataError` if
+    the weights do not fit.
     """
     classifier_prefixes = tuple(f"{layer}." for layer in classifier_layers)
+    absent = [layer for layer in AUXILIARY_CLASSIFIERS if getattr(network, layer, None) is None]
+    skipped_prefixes = (*classifier_prefixes, *(f"{layer}." for layer in absent))
     state = OrderedDict[str, Tensor]()  # a dict would not take the attribute `_metadata`
     try:
         from_file = _state_dict(content, path.suffix)
         for key, value in from_file.items():
-            if not key.startswith(classifier_prefixes):
+            if not key.startswith(skipped_prefixes):
                 state[key] = value
         for key, value in network.state_dict().items():
             if key.startswith(classifier_prefixes):

@@ -29,7 +29,7 @@ class LibraryNetwork(nn.Module):
     """The classification network `network` of a `library`, with an output for each class.
 
     Grey images are repeated to three channels. `weights` are `random`, or a .pth or .safetensors
-    file, of which everything but the classifier is used; `sha256` is the checksum that it must
+    file, of which everything but its classifiers is used; `sha256` is the checksum that it must
     have. Nothing is downloaded. `input_size` are the pixels per side to which images are scaled;
     None keeps their size. Stochastic depth is off, because it draws from torch's global generator.
     """

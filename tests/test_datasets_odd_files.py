@@ -157,6 +157,22 @@ def test_files_whose_names_are_not_those_of_images_are_rejected(
         load_insects(tmp_path)
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_image_next_to_the_folders_of_classes_is_rejected(
+    tmp_path: Path, insects: Path, split: str
+) -> None:
+    """Hidden files, and files whose names are not those of images, may be there."""
+    for name in ("._0.png", ".DS_Store", "labels.csv"):
+        (insects / split / name).write_bytes(b"?")
+    load_insects(tmp_path)
+    for name in ("stray.PNG", "other.jpg"):
+        write_image(insects / split / name)
+    first = rf"the first is {insects}/{split}/other\.jpg; move each"
+    text = rf"{insects}/{split} has 2 images outside the folders of classes, {first}"
+    with pytest.raises(DataError, match=rf"dataset\.path: {text}"):
+        load_insects(tmp_path)
+
+
 def test_images_whose_names_are_not_utf_8_have_the_checksum_of_sha256sum(
     tmp_path: Path, insects: Path
 ) -> None:

@@ -282,11 +282,24 @@ class ImageFolder(FromPath):
 def _list_images(folder: Path) -> Listing:
     """Return the images below a folder of classes, without hidden files and folders.
 
-    Raises `DataError` for files with other suffixes than images have, and for a class without
-    images.
+    Raises `DataError` for images that are in no class, for files with other suffixes than images
+    have, and for a class without images.
     """
-    subfolders = [place.name for place in folder.iterdir() if place.is_dir()]
-    classes = sorted(name for name in subfolders if not is_hidden(Path(name)))
+    classes = []
+    strays = []
+    for place in sorted(folder.iterdir()):
+        if is_hidden(Path(place.name)):
+            continue
+        if place.is_dir():
+            classes.append(place.name)
+        elif place.suffix.lower() in SUFFIXES:
+            strays.append(place)
+    if strays:
+        count = "an image" if len(strays) == 1 else f"{len(strays)} images"
+        raise DataError(
+            f"dataset.path: {folder} has {count} outside the folders of classes, the first is "
+            f"{strays[0]}; move each into the folder of its class, or away"
+        )
     listing = Listing([], [], classes)
     for number, name in enumerate(classes):
         for parent, _, file_names in sorted(os.walk(folder / name, followlinks=True)):

@@ -48,6 +48,18 @@ def test_the_files_of_a_run_agree(fedsim: Run, tmp_path: Path) -> None:
     assert division.hash == summary["partition_hash"]
 
 
+def test_the_default_config_says_how_many_kinds_of_digits_clients_hold(
+    fedsim: Run, tmp_path: Path
+) -> None:
+    assert fedsim() == 0
+    (folder,) = folders(tmp_path)
+    with np.load(folder / "partition.npz") as partition:
+        kinds_of_digits = (partition["histograms"] > 0).sum(1)
+    assert sorted(kinds_of_digits.tolist()) == [2] * 14 + [3] * 6
+    first_line = (ROOT / "conf" / "config.yaml").read_text().splitlines()[0]
+    assert first_line.endswith("20 clients, most of which hold two kinds of digits.")
+
+
 def test_a_repeated_run_is_identical_and_a_finished_one_is_skipped(
     fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedsim.config.build import instantiate
+from fedsim.config.yaml_files import head_of
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Streams
 from fedsim.data.base import TokenShape
@@ -80,6 +81,13 @@ def test_parameter_counts_are_those_of_the_papers(
     state = torch.random.get_rng_state()
     assert num_parameters(build(choice, shape, **values)) == expected
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_description_of_lenet_has_its_numbers_of_parameters() -> None:
+    prose, _ = head_of((FOLDER / "lenet.yaml").read_text())
+    for shape in (CIFAR, FASHION):
+        size = "x".join(map(str, shape))
+        assert f"{num_parameters(build('lenet', shape)):,} for {size}" in prose
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fedsim.papers.published import RULES
+from fedsim.report.contrasts import to_references
 from fedsim.report.headline import (
     MAX_LISTED,
     best,
@@ -39,6 +40,13 @@ def write_runs(folder: Path, accuracies: Mapping[str, tuple[float, ...]], shards
         for seed, accuracy in enumerate(of_seeds):
             config = {"choices": {"selector": selector}, "partition": {"shards": shards}}
             write_run(folder / str(shards), [accuracy], [[0]], seed=seed, **config)
+
+
+def write_diverged_runs(folder: Path, selector: str) -> None:
+    """Add three runs of a selector next to those of `write_runs`, none of which is finished."""
+    config = {"choices": {"selector": selector}, "partition": {"shards": 2}}
+    for seed in range(3):
+        write_run(folder / "2", [None], [[0]], seed=seed, status="diverged", **config)
 
 
 def test_the_best_is_compared_with_the_next_and_with_random_selection(tmp_path: Path) -> None:
@@ -102,6 +110,22 @@ def test_a_value_that_is_no_part_of_a_groups_name_is_that_of_its_config(tmp_path
     columns = name_columns(by(frame_of(tmp_path), "group"))
     place = columns["run"].index("random")
     assert (columns["lr"][place], columns["epochs"][place]) == ("0.1", "1")
+
+
+def test_a_first_method_without_finished_runs_is_no_reference(tmp_path: Path) -> None:
+    write_diverged_runs(tmp_path, "afl")
+    write_runs(tmp_path, {"gpfl": (0.5, 0.52, 0.51), "oort": (0.6, 0.63, 0.60)})
+    contrasts = to_references(frame_of(tmp_path))
+    references = {contrast.method: contrast.reference for contrast in contrasts}
+    assert references == {"afl": "gpfl", "oort": "gpfl"}
+
+
+@pytest.mark.filterwarnings("error")
+def test_random_selection_without_finished_runs_is_still_the_reference(tmp_path: Path) -> None:
+    write_diverged_runs(tmp_path, "random")
+    write_runs(tmp_path, {"gpfl": (0.5, 0.52, 0.51), "oort": (0.6, 0.63, 0.60)})
+    (sentence,) = best(frame_of(tmp_path))
+    assert sentence.endswith("over random: too few seeds in common to tell (3 are needed)")
 
 
 def test_the_best_of_an_unfinished_sweep_has_its_number_of_seeds(tmp_path: Path) -> None:

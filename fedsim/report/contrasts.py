@@ -75,8 +75,15 @@ class Preference(NamedTuple):
 
 def main_reference(lines: Lines) -> str:
     """Return the reference of a whole setting: its first reference, or without any its first
-    method."""
-    return next(iter(_references(lines) or lines))
+    method.
+
+    One without finished runs is taken only if none has any.
+    """
+    candidates = _references(lines) or list(lines)
+    for method in candidates:
+        if len(finished_rows(lines[method])):
+            return method
+    return candidates[0]
 
 
 def choose_reference(lines: Lines, method: str) -> str:
@@ -84,8 +91,8 @@ def choose_reference(lines: Lines, method: str) -> str:
 
     A setting may have several references, for example random selection with different cohort sizes.
     Then it is the one whose config is most like that of `method`. A reference is its own reference
-    if other methods are there to compare with it. If all methods are references, they are compared
-    with the first.
+    if other methods are there to compare with it. If all methods are references, or none is, they
+    are compared with the main reference.
     """
     references = _references(lines)
     if len(references) == len(lines):

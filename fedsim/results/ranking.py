@@ -438,9 +438,10 @@ def _asked(choice: str) -> str:
 
 
 def mean_cost(rows: pd.DataFrame, names: Sequence[str]) -> float:
-    """Return the mean over seeds of the sum of some quantities; nan if a run did not record
-    them."""
-    return float(np.mean([total_cost(run, names) for run in rows["run"]]))
+    """Return the mean over seeds of the sum of some quantities; nan if there is no run, or if one
+    did not record them."""
+    costs = [total_cost(run, names) for run in rows["run"]]
+    return float(np.mean(costs)) if costs else math.nan
 
 
 def cost_multiple(rows: pd.DataFrame, reference: pd.DataFrame, names: Sequence[str]) -> float:

@@ -175,7 +175,8 @@ def test_names_at_the_ends_of_lines_do_not_overlap(study: Path) -> None:
     for axes in figure.axes:
         shown = [text for text in axes.texts if is_shown(text)]
         texts = sorted(shown, key=lambda text: text.get_window_extent().y0)
-        assert [text.get_text() for text in texts] == NAMES  # the worst is the lowest
+        names = [text.get_text().replace("\n", " ") for text in texts]
+        assert names == NAMES  # the worst is the lowest
         boxes = [text.get_window_extent() for text in texts]
         assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
@@ -190,7 +191,34 @@ def test_numbers_of_a_linear_axis_have_room_next_to_names(study: Path) -> None:
 
 def test_heights_are_spread_as_little_as_possible() -> None:
     """0.5 and 0.52 must be 0.1 apart, so each moves by 0.04. 0.99 can only move down."""
-    assert spread_out(np.array([0.5, 0.1, 0.52]), 0.1) == pytest.approx([0.46, 0.1, 0.56])
-    assert spread_out(np.array([0.99, 1.0]), 0.1) == pytest.approx([0.9, 1.0])
-    assert spread_out(np.array([0.0, 0.0]), 0.1).tolist() == [0.1, 0.0]
-    assert spread_out(np.zeros(3), 0.8) == pytest.approx([1.0, 0.2, -0.6])  # no room for all
+    assert spread_out(np.array([0.5, 0.1, 0.52]), 0.1, [1] * 3) == pytest.approx([0.46, 0.1, 0.56])
+    assert spread_out(np.array([0.99, 1.0]), 0.1, [1] * 2) == pytest.approx([0.9, 1.0])
+    assert spread_out(np.array([0.0, 0.0]), 0.1, [1] * 2).tolist() == [0.1, 0.0]
+    no_room = spread_out(np.zeros(3), 0.8, [1] * 3)
+    assert no_room == pytest.approx([1.0, 0.2, -0.6])
+
+
+def test_a_name_of_several_lines_has_room_for_all_of_them() -> None:
+    """Three lines around 0.5 are at 0.4, 0.5 and 0.6; the next name moves with them by 0.05.
+
+    The lines of a name at the upper or lower edge lie inside of the axes.
+    """
+    assert spread_out(np.array([0.5, 0.4]), 0.1, [3, 1]) == pytest.approx([0.55, 0.35])
+    assert spread_out(np.array([1.0, 0.0]), 0.1, [3, 2]) == pytest.approx([0.9, 0.05])
+
+
+LONG_NAME = "a very long name of a method that goes on and on for many words and even more words"
+
+
+@pytest.mark.parametrize("name", [LONG_NAME, LONG_NAME.replace(" ", "_")])
+@pytest.mark.parametrize("width", ["2.5in", "3.5in"])
+@pytest.mark.parametrize("labels", ["legend", "ends"])
+def test_long_names_of_methods_are_inside_of_figures(
+    labels: str, width: str, name: str, study: Path
+) -> None:
+    choices = Presentation(names={"random": name}, width=width, labels=labels)
+    sentences = {}
+    for plot, figure in drawn(study, choices):
+        if plot.startswith("accuracy"):
+            sentences[plot] = problems(figure)
+    assert {plot: texts for plot, texts in sentences.items() if texts} == {}

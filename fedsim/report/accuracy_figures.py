@@ -11,8 +11,16 @@ from matplotlib.ticker import EngFormatter
 from fedsim.core.arrays import Floats
 from fedsim.report.curves import AXES, AccuracyCurve, accuracy_curve, spent_until
 from fedsim.report.drawing import CAPTIONS, LABELS, Plot
-from fedsim.report.end_labels import label_ends
-from fedsim.report.layout import MARKS, MAX_BEHIND, MAX_RANGES, Lines, line_axes
+from fedsim.report.end_labels import fit_end_names, label_ends, make_room
+from fedsim.report.layout import (
+    MARKS,
+    MAX_BEHIND,
+    MAX_RANGES,
+    NAMES_SHARE,
+    Lines,
+    line_axes,
+    num_columns_of,
+)
 from fedsim.report.looks import Look, colour_on_page
 from fedsim.report.ticks import FittingSteps, set_log_scale
 from fedsim.results.measures import is_recorded
@@ -62,10 +70,14 @@ def _accuracy_plot(
     """Return the figure of test accuracy against one of `AXES`. Arguments are as in
     `accuracy_plots`."""
     is_log = log_x if log_x is not None else _differ_much(panels.values())
-    has_ends = LABELS.get() == "ends"
+    has_ends = LABELS.get() == "ends" and len(looks) > 1
     label = _axis_label(axis_name, is_log)
     num_lines = max(map(len, panels.values()))
     figure, all_axes = line_axes(list(panels), looks, label, has_legend=not has_ends)
+    max_width = NAMES_SHARE * figure.get_figwidth() / num_columns_of(all_axes[0])
+    if has_ends:
+        names = [fit_end_names(list(panel), max_width) for panel in panels.values()]
+        make_room(figure, all_axes, names, label)
     data: list[dict[str, Any]] = []
     for (title, panel), axes in zip(panels.items(), all_axes, strict=True):
         for method, curve in panel.items():
@@ -84,8 +96,8 @@ def _accuracy_plot(
                 }
             )
         _set_ticks(axes, axis_name, is_log)
-        if has_ends and len(looks) > 1:
-            label_ends(axes, _ends(panel), looks)
+        if has_ends:
+            label_ends(axes, _ends(panel), looks, max_width)
     name = f"accuracy_{axis_name}"
     return Plot(name, CAPTIONS[name].format(drawn=_drawn_in_words(panels, num_lines)), figure, data)
 

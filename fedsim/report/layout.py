@@ -44,7 +44,9 @@ MAX_RANGES = 9
 MARKS = 8
 """Approximate number of markers on a line."""
 NAMES_SHARE = 0.45
-"""Maximum share of a panel's width for the names of its rows, if they can be broken into lines."""
+"""Maximum share of a panel's width for the names of its rows, if they can be broken at spaces."""
+WORD_SHARE = 0.6
+"""Maximum share of a panel's width for a word in the names of its rows. Longer words are broken."""
 BESIDE_ROWS = 1.02
 """Place of texts to the right of rows, as a multiple of the width of the axes."""
 BAR, BAR_THICKNESS = 0.45, 0.08
@@ -82,17 +84,34 @@ def widest(texts: Sequence[str]) -> float:
     return max(map(text_width, texts), default=0.0)
 
 
-def fit_text(text: str, width: float) -> str:
+def fit_text(text: str, width: float, word_width: float = math.inf) -> str:
     """Return a text with line breaks at its spaces. A line of several words is at most `width`
-    inches wide."""
-    lines: list[str] = []
+    inches wide.
+
+    A word that is wider than `word_width` inches is broken into parts of at most this width.
+    """
+    words: list[str] = []
     for word in text.split():
+        words += _parts_of_word(word, word_width) if text_width(word) > word_width else [word]
+    lines: list[str] = []
+    for word in words:
         longer = " ".join([*lines[-1:], word])
         if lines and text_width(longer) <= width:
             lines[-1] = longer
         else:
             lines.append(word)
     return "\n".join(lines)
+
+
+def _parts_of_word(word: str, width: float) -> list[str]:
+    """Return the parts of a word, each as long as `width` inches allow."""
+    parts = [word[0]]
+    for character in word[1:]:
+        if text_width(parts[-1] + character) <= width:
+            parts[-1] += character
+        else:
+            parts.append(character)
+    return parts
 
 
 def new_figure(height: float, *, is_wide: bool = True) -> Figure:
@@ -179,12 +198,21 @@ def add_legend(figure: Figure, handles: Sequence[Artist], handle_length: float =
     """Add a legend below all panels, which is read row by row. The figure grows by its height.
 
     `handle_length` is the width of the line or patch of an entry, as a multiple of the text size.
+    Names that are too long for the figure are broken into lines.
     """
     gaps = (handle_length + ENTRY_GAPS) * matplotlib.rcParams["font.size"] / 72
     columns = _legend_columns(handles, gaps, figure.get_figwidth())
-    grow(figure, LEGEND_ROW * len(columns[0]) + LEGEND_MARGIN)
+    ordered = [handle for column in columns for handle in column]  # matplotlib fills columns
+    labels = [str(handle.get_label()) for handle in ordered]
+    height = LEGEND_ROW * len(columns[0]) + LEGEND_MARGIN
+    if len(columns) == 1:
+        width = figure.get_figwidth() - gaps
+        labels = [fit_text(label, width, word_width=width) for label in labels]
+        height += TEXT_LINE * sum(label.count("\n") for label in labels)
+    grow(figure, height)
     figure.legend(
-        handles=[handle for column in columns for handle in column],  # matplotlib fills columns
+        handles=ordered,
+        labels=labels,
         loc="outside lower center",
         ncols=len(columns),
         handlelength=handle_length,
@@ -247,9 +275,11 @@ def row_height(names: Sequence[str], height: float) -> float:
 
 
 def fit_names(names: Sequence[str], width: float) -> list[str]:
-    """Return the names of the rows of a panel of `width` inches, broken into lines that take at
-    most `NAMES_SHARE` of it."""
-    return [fit_text(name, NAMES_SHARE * width) for name in names]
+    """Return the names of the rows of a panel of `width` inches, broken into lines.
+
+    A line takes at most `NAMES_SHARE` of the width, and one of a single word `WORD_SHARE`.
+    """
+    return [fit_text(name, NAMES_SHARE * width, WORD_SHARE * width) for name in names]
 
 
 def write_beside_rows(axes: Axes, texts: Sequence[str]) -> None:

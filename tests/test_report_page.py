@@ -242,6 +242,7 @@ window.addEventListener("load", () => {
     Object.assign(document.getElementById(id), { value }).dispatchEvent(new Event("change"));
   found.panels = panels.map((panel) => panel.layout.title.text);
   found.drawn = panels.map((p) => p.querySelectorAll(".scatterlayer path.js-line").length);
+  found.buttons = [...panels[0].querySelectorAll(".modebar-btn")].map((button) => button.dataset.title);
   found.colours = Object.fromEntries(panels.flatMap((panel) =>
     panel.data.filter((trace) => trace.name).map((trace) => [`${panel.layout.title.text} ${trace.name}`,
       [trace.line.color, trace.y.at(-1)]])));
@@ -301,6 +302,8 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
     found: dict[str, Any] = json.loads(html.unescape(left[1]))
     assert found["errors"] == []
     assert found["panels"] == ["shards=2", "shards=10"]
+    assert "Download plot" in found["buttons"]
+    assert not [title for title in found["buttons"] if "share" in title.lower()]  # uploads to plotly
     assert found["drawn"] == [METHODS - 1, METHODS]
     assert found["colours"] == {
         name: [colour_on_page(looks[name.split()[1]]), level] for name, level in levels.items()

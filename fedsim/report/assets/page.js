@@ -82,7 +82,8 @@ function drawAll(data, places) {
     const layout = { title: { text: escapeText(panel.title), font: { size: 14 }, x: 0.02 }, margin: { l: 60, r: 20, t: 40, b: 50 },
                      xaxis: { title: { text: data.axes[axis] }, type: byId("log").checked ? "log" : "linear", ...ticks },
                      yaxis: { title: { text: data.values[value] } }, hovermode: "closest" };
-    const config = { responsive: true, displaylogo: false, toImageButtonOptions: { format: "svg" } };
+    // Plotly's button "Share chart" would upload the results.
+    const config = { responsive: true, displaylogo: false, showSendToCloud: false, toImageButtonOptions: { format: "svg" } };
     Plotly.react(places[number], traces, layout, config);
   });
 }

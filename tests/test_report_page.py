@@ -268,6 +268,30 @@ window.addEventListener("load", () => {
 """
 """What a user does, as a script in the page; what is then to be seen is left in it as JSON."""
 
+PHONE = """<iframe src="page.html" style="width: 390px; height: 800px"></iframe>
+<script>
+window.addEventListener("load", () => {
+  const page = document.querySelector("iframe").contentDocument.documentElement;
+  const textContent = JSON.stringify({ width: page.clientWidth, needed: page.scrollWidth });
+  document.body.append(Object.assign(document.createElement("pre"), { id: "found", textContent }));
+});
+</script>"""
+"""A page that shows page.html as wide as a phone does, and how wide page.html would have to be."""
+
+
+def found_in_browser(page: Path) -> dict[str, Any]:
+    """Return what a script of a page has left in it as JSON, after the browser has shown it."""
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000"]
+    words += ["--dump-dom", "--allow-file-access-from-files"]
+    words += [f"--user-data-dir={page.parent / 'profile'}", page.resolve().as_uri()]
+    done = subprocess.run(
+        [str(BROWSER), *words], capture_output=True, text=True, timeout=300, check=True
+    )
+    left = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert left is not None, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(html.unescape(left[1]))
+    return found
+
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome")
 def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) -> None:
@@ -283,23 +307,7 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
             write_run(tmp_path / str(shards), [*[0.1] * 5, *[level] * 60], [[0]] * 65, **setting)
     looks, text = looks_of(drawn_runs(tmp_path)), page_of(tmp_path, "t")
     (tmp_path / "page.html").write_text(text.replace("<body>", f"<body><script>{USER}</script>"))
-    words = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=30000",
-        "--dump-dom",
-    ]
-    words += [
-        f"--user-data-dir={tmp_path / 'profile'}",
-        (tmp_path / "page.html").resolve().as_uri(),
-    ]
-    done = subprocess.run(
-        [str(BROWSER), *words], capture_output=True, text=True, timeout=300, check=True
-    )
-    left = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert left is not None, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(html.unescape(left[1]))
+    found = found_in_browser(tmp_path / "page.html")
     assert found["errors"] == []
     assert found["panels"] == ["shards=2", "shards=10"]
     assert "Download plot" in found["buttons"]
@@ -315,3 +323,14 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
     assert found["upwards"] == sorted(found["upwards"], key=float)
     assert found["downwards"] == sorted(found["upwards"], key=float, reverse=True)
     assert found["sorted"] == "descending"
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome")
+def test_a_page_with_long_names_is_as_wide_as_a_phone(tmp_path: Path) -> None:
+    name = "a very long name of a method that goes on and on for many words and even more words"
+    for selector in (name, name.replace(" ", "_")):
+        write_run(tmp_path / "runs", [0.1, 0.2], [[0], [1]], choices={"selector": selector})
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "runs", "t"))
+    (tmp_path / "phone.html").write_text(PHONE)
+    found = found_in_browser(tmp_path / "phone.html")
+    assert found["needed"] == found["width"]

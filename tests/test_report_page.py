@@ -268,15 +268,18 @@ window.addEventListener("load", () => {
 """
 """What a user does, as a script in the page; what is then to be seen is left in it as JSON."""
 
-PHONE = """<iframe src="page.html" style="width: 390px; height: 800px"></iframe>
+FRAME = """<iframe src="page.html" style="width: {width}px; height: 800px"></iframe>
 <script>
-window.addEventListener("load", () => {
+window.addEventListener("load", () => {{
   const page = document.querySelector("iframe").contentDocument.documentElement;
-  const textContent = JSON.stringify({ width: page.clientWidth, needed: page.scrollWidth });
-  document.body.append(Object.assign(document.createElement("pre"), { id: "found", textContent }));
-});
+  const cut = [...page.querySelectorAll("table")].filter((table) => table.clientWidth < table.scrollWidth);
+  const found = {{ width: page.clientWidth, needed: page.scrollWidth, cut: cut.map((table) => table.id) }};
+  const textContent = JSON.stringify(found);
+  document.body.append(Object.assign(document.createElement("pre"), {{ id: "found", textContent }}));
+}});
 </script>"""
-"""A page that shows page.html as wide as a phone does, and how wide page.html would have to be."""
+"""A page that shows page.html `width` pixels wide, and tells how wide page.html would have to be and
+which of its tables are cut off."""
 
 
 def found_in_browser(page: Path) -> dict[str, Any]:
@@ -325,12 +328,36 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
     assert found["sorted"] == "descending"
 
 
+LONG_NAME = "a very long name of a method that goes on and on for many words and even more words"
+
+
+def write_long_names(folder: Path) -> None:
+    """Write runs of two methods with long names, one of them without spaces."""
+    for selector in (LONG_NAME, LONG_NAME.replace(" ", "_")):
+        for seed in (0, 1, 2):
+            method = {"seed": seed, "choices": {"selector": selector}}
+            write_run(folder, [0.1, 0.2 + 0.1 * seed], [[0], [1]], **method)
+
+
+def shown_in_frame(text: str, width: int, folder: Path) -> dict[str, Any]:
+    """Return what `FRAME` finds on a page of this text."""
+    (folder / "page.html").write_text(text)
+    (folder / "frame.html").write_text(FRAME.format(width=width))
+    return found_in_browser(folder / "frame.html")
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome")
 def test_a_page_with_long_names_is_as_wide_as_a_phone(tmp_path: Path) -> None:
-    name = "a very long name of a method that goes on and on for many words and even more words"
-    for selector in (name, name.replace(" ", "_")):
-        write_run(tmp_path / "runs", [0.1, 0.2], [[0], [1]], choices={"selector": selector})
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "runs", "t"))
-    (tmp_path / "phone.html").write_text(PHONE)
-    found = found_in_browser(tmp_path / "phone.html")
+    write_long_names(tmp_path / "runs")
+    found = shown_in_frame(page_of(tmp_path / "runs", "t"), 390, tmp_path)
+    assert found["needed"] == found["width"]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome")
+def test_tables_are_printed_with_all_columns(tmp_path: Path) -> None:
+    """A4 paper with the browser's margins is 718 pixels wide."""
+    write_long_names(tmp_path / "runs")
+    text = page_of(tmp_path / "runs", "t").replace("@media print", "@media all")
+    found = shown_in_frame(text, 718, tmp_path)
+    assert found["cut"] == []
     assert found["needed"] == found["width"]

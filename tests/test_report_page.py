@@ -58,6 +58,15 @@ def test_texts_of_runs_cannot_end_the_scripts_or_become_elements(tmp_path: Path)
     assert f"note={name}" in json.loads(data[1])["looks"]
 
 
+def test_a_page_names_the_pictures_of_its_curves_for_browsers_without_scripts(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, [0.1, 0.2], [[0], [1]])
+    shown_without_scripts = re.findall("<noscript>(.*?)</noscript>", page_of(tmp_path, "t"))
+    assert len(shown_without_scripts) == 1
+    assert "figures next to this page: accuracy_rounds.png" in shown_without_scripts[0]
+
+
 def test_the_head_says_what_was_run(tmp_path: Path) -> None:
     for seed in (0, 1, 2, 5):
         status = "done" if seed else "diverged"

@@ -323,7 +323,9 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
     assert found["errors"] == []
     assert found["panels"] == ["shards=2", "shards=10"]
     assert "Download plot" in found["buttons"]
-    assert not [title for title in found["buttons"] if "share" in title.lower()]  # uploads to plotly
+    assert not [
+        title for title in found["buttons"] if "share" in title.lower()
+    ]  # uploads to plotly
     assert found["drawn"] == [METHODS - 1, METHODS]
     assert found["colours"] == {
         name: [colour_on_page(looks[name.split()[1]]), level] for name, level in levels.items()

@@ -2,6 +2,7 @@
 methods."""
 
 import re
+import warnings
 from itertools import combinations
 from pathlib import Path
 
@@ -207,6 +208,20 @@ def write_seeds(folder: Path) -> None:
         for seed in (0, 1):
             choices = {"selector": selector}
             write_run(folder, [accuracy] * 2, [[0], [1]], seed=seed, choices=choices)
+
+
+def test_characters_that_the_font_lacks_are_named_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    two_methods(tmp_path)
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always")
+        assert make_report([str(tmp_path), "--names", "gpfl=\u9078\u629e \U0001f680"]) == 0
+    assert [str(warning.message) for warning in issued if "font" in str(warning.message)] == []
+    notes = [line for line in capfd.readouterr().err.splitlines() if "font" in line]
+    assert len(notes) == 1
+    assert notes[0].startswith("fedsim report: the font of figures lacks \u9078 \u629e \U0001f680 ")
+    assert "--names" in notes[0]
 
 
 def test_methods_are_compared_with_the_reference_that_the_user_names(tmp_path: Path) -> None:

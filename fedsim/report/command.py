@@ -23,9 +23,10 @@ import json
 import os
 import re
 import sys
+import warnings
 from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -63,6 +64,9 @@ from fedsim.tracking.tables import Output
 COMMAS_OUTSIDE_LISTS = re.compile(r",(?![^\[]*\])")
 """A comma that no closing bracket follows before the next opening one: as in [2,3],[4,5], where it
 separates two lists."""
+MISSING_CHARACTER = re.compile(r"Glyph (?P<code>\d+) .* missing from font")
+"""How matplotlib's warning begins about a character that a font lacks. It has the character's code
+point."""
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is no terminal and COLUMNS is not set."""
 
@@ -416,7 +420,10 @@ def _draw(sections: Sequence[Section], folder: Path, presentation: Presentation)
     pictures: dict[str, list[tuple[str, bytes]]] = {}
     gc.freeze()  # `save` collects garbage after large figures; the runs are no garbage
     try:
-        with style(presentation.style, presentation.inches, presentation.labels):
+        with (
+            _note_on_missing_characters(),
+            style(presentation.style, presentation.inches, presentation.labels),
+        ):
             for section in sections:
                 plots = section.plots()
                 if plots:
@@ -424,6 +431,30 @@ def _draw(sections: Sequence[Section], folder: Path, presentation: Presentation)
     finally:
         gc.unfreeze()
     return pictures
+
+
+@contextmanager
+def _note_on_missing_characters() -> Iterator[None]:
+    """Print one note on the characters that the font of figures lacks, instead of matplotlib's
+    warnings about each of them. Other warnings are issued as usual, at the end."""
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.filterwarnings("always", MISSING_CHARACTER.pattern, UserWarning)
+        yield
+    characters = []
+    for warning in issued:
+        missing = MISSING_CHARACTER.match(str(warning.message))
+        if missing:
+            characters.append(chr(int(missing["code"])))
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    if characters:
+        shown = " ".join(dict.fromkeys(characters))
+        _print_note(
+            f"the font of figures lacks {shown} and shows boxes instead; "
+            "--names METHOD=NAME gives a method another name"
+        )
 
 
 def _title(source: Path) -> str:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
+from pyarrow import compute
 
 from fedsim.config.plan import hash_config
 from fedsim.core.errors import ConfigError, DataError
@@ -81,6 +82,26 @@ def test_folders_say_the_split_and_a_test_split_goes_before_a_validation_split(
         write_table(tmp_path / folder / "0000.parquet", rows)
     data = load_parquet(tmp_path)
     assert (len(data.train), len(data.test)) == (6, 4)
+
+
+@pytest.mark.parametrize("as_structs", [True, False])
+def test_files_of_several_groups_of_rows_are_read(tmp_path: Path, as_structs: bool) -> None:
+    rows = table(10)
+    if not as_structs:
+        rows = rows.set_column(0, "img", compute.struct_field(rows["img"], "bytes"))
+    pq.write_table(rows, tmp_path / "train.parquet", row_group_size=4)
+    pq.write_table(rows.slice(0, 4), tmp_path / "test.parquet")
+    data = load_parquet(tmp_path)
+    assert np.array_equal(channels_last(data.train.x), random_pixels(10))
+    assert data.train.y.tolist() == [number % 3 for number in range(10)]
+
+
+def test_a_file_without_groups_of_rows_is_an_empty_split(tmp_path: Path) -> None:
+    write_table(tmp_path / "train.parquet", 4)
+    with pq.ParquetWriter(tmp_path / "test.parquet", table(1).schema):
+        pass
+    with pytest.raises(DataError, match="the test split has no rows"):
+        load_parquet(tmp_path)
 
 
 def test_absent_files_and_shards_are_named_without_reading_any(

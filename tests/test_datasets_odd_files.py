@@ -279,7 +279,9 @@ def test_rows_that_expand_too_much_are_rejected_before_they_are_read(
     rows = pa.table({"image": [bytes(50_000)] * 400, "label": [0] * 400})
     path = tmp_path / "train.parquet"
     pq.write_table(rows, path, compression="zstd", use_dictionary=False)
-    monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("rows are read"))
+    monkeypatch.setattr(
+        pq.ParquetFile, "read_row_group", lambda *_, **__: pytest.fail("rows are read")
+    )
     rule = r"train\.parquet: needs 0\.0 GB of memory, and may use 0\.0 GB; use smaller"
     with pytest.raises(DataError, match=rule):
         load_parquet(tmp_path)
@@ -318,7 +320,7 @@ def test_a_lack_of_memory_is_reported_with_the_data_set(
 ) -> None:
     write_table(tmp_path / "train.parquet", 4)
     error = pa.ArrowMemoryError("malloc of size 20000000000 failed")
-    monkeypatch.setattr(pq.ParquetFile, "read", Mock(side_effect=error))
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", Mock(side_effect=error))
     words = ["dataset=parquet", f"dataset.path={tmp_path}", "dataset.test_fraction=0.5"]
     with search_path():
         plan = plan_of(*words, f"cache_dir={tmp_path}/cache")

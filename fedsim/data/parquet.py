@@ -58,6 +58,7 @@ from fedsim.data.parquet_tables import (
     bytes_needed,
     data_errors,
     open_table,
+    read_columns,
     without_categories,
 )
 
@@ -327,7 +328,7 @@ class Parquet(FromPath):
             # As a dictionary, an image that is in many rows is in memory once.
             file = open_table(path, pa.BufferReader(data), read_dictionary=columns[:1])
         with data_errors(path):
-            table = file.read(columns=columns).replace_schema_metadata(schema.metadata)
+            table = read_columns(file, columns).replace_schema_metadata(schema.metadata)
         content = FileContent(
             path=path,
             samples=encoded_samples(table, path),

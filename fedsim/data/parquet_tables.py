@@ -48,6 +48,20 @@ def open_table(path: Path, source: Any, **options: Any) -> Any:
         return pq.ParquetFile(source, page_checksum_verification=True, **options)
 
 
+def read_columns(file: Any, columns: Sequence[str]) -> "pa.Table":
+    """Return the columns of an open parquet file, read one group of rows after another.
+
+    PyArrow cannot read a column of structs from several groups at once: each group has a dictionary
+    of its own, and bytes beyond 2 GiB need several arrays.
+    """
+    import pyarrow as pa
+
+    groups = []
+    for number in range(file.num_row_groups):
+        groups.append(file.read_row_group(number, columns=columns))
+    return pa.concat_tables(groups) if groups else file.read(columns=columns)
+
+
 def bytes_needed(metadata: Any, columns: Sequence[str]) -> int:
     """Return the memory that the columns of a file need, computed from its footer."""
     num_bytes = ROW_BYTES * metadata.num_rows

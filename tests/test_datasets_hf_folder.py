@@ -300,6 +300,13 @@ def test_shards_of_a_split_with_a_longer_name_are_not_read(tmp_path: Path) -> No
     assert dataset.describe()[-1] == "not read: test_hard-00000-of-00001.parquet"
 
 
+def test_shards_of_a_split_that_is_not_read_may_be_missing(tmp_path: Path) -> None:
+    names = ("train-00000-of-00001", "test-00000-of-00001", "unsupervised-00000-of-00002")
+    for label, name in enumerate(names):
+        write(tmp_path / "set" / f"{name}.parquet", texts_table(["a"], [label]))
+    assert load(tmp_path / "set").test.y.tolist() == [1]
+
+
 @pytest.mark.parametrize(
     ("values", "rule"),
     [

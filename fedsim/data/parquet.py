@@ -96,9 +96,15 @@ class Parquet(FromPath):
     """Height and width to which images are scaled; None keeps their size."""
 
     def absent(self) -> list[str]:
-        """Name the missing shards, or the missing file if there is none at all."""
-        _, files = self._find_files()
-        return missing_shards(files) if files else [f"a parquet file at {self._searched()}"]
+        """Name the missing shards of splits that are read, or the missing file if there is none at
+        all."""
+        root, files = self._find_files()
+        if not files:
+            return [f"a parquet file at {self._searched()}"]
+        missing = []
+        for files_of_split in self._files_by_split(root, files).values():
+            missing += missing_shards(files_of_split)
+        return missing
 
     def _find_files(self) -> tuple[Path, list[Path]]:
         """Return the first place of `path` that has parquet files, and these files, sorted."""
@@ -112,6 +118,15 @@ class Parquet(FromPath):
     def _files_below(self, folder: Path) -> list[Path]:
         return sorted(file for pattern in self.patterns for file in visible(folder, pattern))
 
+    def _files_by_split(self, root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+        """Return the files of each split that is read. Only their names are read here."""
+        splits: dict[str, list[Path]] = {}
+        for file in files:
+            split = self._split_of(file, root, is_only_file=len(files) == 1)
+            if split is not None:
+                splits.setdefault(split, []).append(file)
+        return splits
+
     def inspect(self) -> tuple[Path, dict[str, list[Path]]]:
         """Return the place of the files, and the files of each split.
 
@@ -120,16 +135,12 @@ class Parquet(FromPath):
         """
         self.require_present(f"dataset.path={self.path}")
         root, paths = self._find_files()
-        splits: dict[str, list[Path]] = {}
-        for path in paths:
-            split = self._split_of(path, root, is_only_file=len(paths) == 1)
-            if split is None:
-                continue
-            splits.setdefault(split, []).append(path)
-            stat_of(path)
-            with path.open("rb") as file:
-                self._columns(path, self._described(path, open_table(path, file).schema_arrow))
+        splits = self._files_by_split(root, paths)
         for split, files in splits.items():
+            for path in files:
+                stat_of(path)
+                with path.open("rb") as file:
+                    self._columns(path, self._described(path, open_table(path, file).schema_arrow))
             require_unique_rows(files, split)
         if "train" not in splits:
             raise DataError(

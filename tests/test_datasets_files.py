@@ -84,6 +84,19 @@ def test_folders_say_the_split_and_a_test_split_goes_before_a_validation_split(
     assert (len(data.train), len(data.test)) == (6, 4)
 
 
+def test_a_validation_split_next_to_a_test_split_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    for split, rows in (("train", 6), ("test", 4)):
+        write_table(folder / f"{split}.parquet", rows)
+    before = load_parquet(folder)
+    (folder / "validation-00000-of-00002.parquet").write_bytes(b"damaged")
+    shutil.copy(folder / "test.parquet", folder / "dev.parquet")
+    data = load_parquet(folder)
+    assert (data.fingerprint, data.sha256) == (before.fingerprint, before.sha256)
+    described = build("parquet", tmp_path, path=str(folder)).describe()
+    assert described[-1] == "not read: dev.parquet, validation-00000-of-00002.parquet"
+
+
 @pytest.mark.parametrize("as_structs", [True, False])
 def test_files_of_several_groups_of_rows_are_read(tmp_path: Path, as_structs: bool) -> None:
     rows = table(10)

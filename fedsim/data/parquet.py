@@ -77,9 +77,9 @@ MAX_EXPANSION = 1000
 class Parquet(FromPath):
     """Parquet files at `path`, which is a file or a folder.
 
-    Without a test split, the validation split becomes the test set. Without either, a random
-    `test_fraction` of all rows does, which is the same in every run. Images are bytes, or structs
-    with a field `bytes`; labels are integers or strings.
+    Without a test split, the validation split becomes the test set; next to one, it is not read.
+    Without either, a random `test_fraction` of all rows becomes the test set, which is the same in
+    every run. Images are bytes, or structs with a field `bytes`; labels are integers or strings.
     """
 
     patterns: ClassVar[tuple[str, ...]] = ("**/*.parquet",)
@@ -125,6 +125,8 @@ class Parquet(FromPath):
             split = self._split_of(file, root, is_only_file=len(files) == 1)
             if split is not None:
                 splits.setdefault(split, []).append(file)
+        if "test" in splits:
+            splits.pop("validation", None)  # it only serves as a test split if there is no other
         return splits
 
     def inspect(self) -> tuple[Path, dict[str, list[Path]]]:

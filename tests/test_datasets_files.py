@@ -97,6 +97,37 @@ def test_a_validation_split_next_to_a_test_split_is_not_read(tmp_path: Path) -> 
     assert described[-1] == "not read: dev.parquet, validation-00000-of-00002.parquet"
 
 
+@pytest.mark.parametrize(
+    ("root", "names"),
+    [
+        ("train", ("0000", "0001")),
+        ("train", ("data-00000-of-00002", "data-00001-of-00002")),
+        ("set", ("data-00000-of-00002", "data-00001-of-00002")),
+        ("test-data", ("data-00000-of-00002", "data-00001-of-00002")),
+        ("test-data", ("data",)),
+        ("test-data", ("train-a", "train-b")),
+    ],
+)
+def test_files_without_a_split_are_for_training_if_their_root_says_so_or_they_are_one(
+    tmp_path: Path, root: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, name in enumerate(names):
+        write_table(tmp_path / root / f"{name}.parquet", 4, seed=seed)
+    assert len(load_parquet(tmp_path / root).train) == 2 * len(names)
+    monkeypatch.chdir(tmp_path / root)
+    assert len(load_parquet(Path()).train) == 2 * len(names)
+
+
+@pytest.mark.parametrize("root", ["set", "test"])
+def test_files_whose_root_does_not_say_that_they_are_for_training_are_rejected(
+    tmp_path: Path, root: str
+) -> None:
+    for seed, name in enumerate(("0000", "0001")):
+        write_table(tmp_path / root / f"{name}.parquet", 4, seed=seed)
+    with pytest.raises(DataError, match=r"0000\.parquet: its name, or its folder's, must have"):
+        load_parquet(tmp_path / root)
+
+
 @pytest.mark.parametrize("as_structs", [True, False])
 def test_files_of_several_groups_of_rows_are_read(tmp_path: Path, as_structs: bool) -> None:
     rows = table(10)

@@ -270,6 +270,34 @@ def test_the_name_of_the_data_sets_own_folder_is_no_split(
     assert (data.train.y.tolist(), data.test.y.tolist()) == ([0], [2, 2, 2])
 
 
+@pytest.mark.parametrize(
+    ("name_of_folder", "values"),
+    [
+        ("train", {}),
+        ("set", {}),
+        ("test", {}),
+        ("extra", {"train_split": "extra"}),
+    ],
+)
+def test_shards_without_a_split_are_for_training(
+    tmp_path: Path, name_of_folder: str, values: dict[str, str]
+) -> None:
+    for label in (0, 1):
+        file = tmp_path / name_of_folder / f"data-{label:05d}-of-00002.arrow"
+        write(file, texts_table(["a"] * 2, [label] * 2))
+    data = load(tmp_path / name_of_folder, test_fraction=0.5, **values)
+    assert (len(data.train), len(data.test)) == (2, 2)
+
+
+def test_the_name_of_the_data_sets_own_folder_does_not_count_next_to_splits(
+    tmp_path: Path,
+) -> None:
+    for label, name in enumerate(("validation", "extra")):
+        write(tmp_path / "train" / f"{name}.parquet", texts_table(["a"], [label]))
+    with pytest.raises(DataError, match="no file is a training split"):
+        load(tmp_path / "train")
+
+
 def test_the_name_of_a_file_comes_before_that_of_its_folder(tmp_path: Path) -> None:
     for label, split in enumerate(("train", "test")):
         write(tmp_path / "set" / "train" / f"{split}.parquet", texts_table(["a"], [label]))

@@ -9,7 +9,7 @@ samples.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -25,7 +25,7 @@ from fedsim.data.base import LoadedData
 from fedsim.data.hf_description import Description, read_description
 from fedsim.data.parquet import Parquet
 from fedsim.data.parquet_columns import described_as, features_of, is_type, pick_column
-from fedsim.data.parquet_files import SHARD, SPLITS
+from fedsim.data.parquet_files import SHARD, SPLITS, are_one_file, name_of_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,6 +46,7 @@ class HFFolder(Parquet):
     """
 
     patterns: ClassVar[tuple[str, ...]] = ("**/*.parquet", "**/*.arrow")
+    skips_files: ClassVar[bool] = True
     text_column: str | None
     """The column of texts; None takes the only one, if there are no images."""
     train_split: str
@@ -89,7 +90,7 @@ class HFFolder(Parquet):
         text = json.dumps({"info": {"features": features}})
         return schema.with_metadata({**(schema.metadata or {}), b"huggingface": text.encode()})
 
-    def _split_of(self, file: Path, root: Path, *, is_only_file: bool) -> str | None:
+    def _split_of(self, file: Path, root: Path) -> str | None:
         """Return the role of the split that a file belongs to (see `_role_of`).
 
         If README.md gives files a split, it decides. Otherwise the file's name decides, and if it
@@ -113,8 +114,14 @@ class HFFolder(Parquet):
                 )
             if roles:
                 return roles.pop()
+        return None
+
+    def _all_train(self, root: Path, files: Sequence[Path]) -> bool:
+        if self._description.data_files:
+            return False
         # A single file needs no name, unless the user asks for another split than the usual one.
-        return "train" if is_only_file and self.train_split == "train" else None
+        needs_no_name = are_one_file(files) and self.train_split == "train"
+        return needs_no_name or self._role_of(name_of_folder(root)) == "train"
 
     def _role_of(self, split: str) -> str | None:
         """Return the role of a split: "train", "test" or "validation"; None: it is not read."""

@@ -49,9 +49,13 @@ from fedsim.data.parquet_columns import (
     require_same_labels,
 )
 from fedsim.data.parquet_files import (
+    SPLITS,
+    are_one_file,
     missing_shards,
+    name_of_folder,
     require_new_content,
     require_unique_rows,
+    split_in,
     split_of,
 )
 from fedsim.data.parquet_tables import (
@@ -84,6 +88,8 @@ class Parquet(FromPath):
 
     patterns: ClassVar[tuple[str, ...]] = ("**/*.parquet",)
     """The files of a folder that are read."""
+    skips_files: ClassVar[bool] = False
+    """Whether files without a split are skipped; otherwise they are a mistake."""
     image_column: str | None
     """The column of images; None finds it."""
     label_column: str | None
@@ -119,15 +125,33 @@ class Parquet(FromPath):
         return sorted(file for pattern in self.patterns for file in visible(folder, pattern))
 
     def _files_by_split(self, root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-        """Return the files of each split that is read. Only their names are read here."""
+        """Return the files of each split that is read. Only their names are read here.
+
+        Raises `DataError` for a file without a split, unless it is to be skipped.
+        """
+        split_by_file = {file: self._split_of(file, root) for file in files}
+        if not any(split_by_file.values()) and self._all_train(root, files):
+            return {"train": list(files)}
         splits: dict[str, list[Path]] = {}
-        for file in files:
-            split = self._split_of(file, root, is_only_file=len(files) == 1)
+        for file, split in split_by_file.items():
             if split is not None:
                 splits.setdefault(split, []).append(file)
+            elif not self.skips_files:
+                raise DataError(
+                    f"{file}: its name, or its folder's, must have a word of one split "
+                    f"({', '.join(SPLITS)}); rename it, or move it away if it is not part of the "
+                    "data set"
+                )
         if "test" in splits:
             splits.pop("validation", None)  # it only serves as a test split if there is no other
         return splits
+
+    def _all_train(self, root: Path, files: Sequence[Path]) -> bool:
+        """Return whether files are for training of which none has a split.
+
+        They are if they are one file, or its shards, or if the name of `root` says so.
+        """
+        return are_one_file(files) or split_in(name_of_folder(root)) == "train"
 
     def inspect(self) -> tuple[Path, dict[str, list[Path]]]:
         """Return the place of the files, and the files of each split.
@@ -245,9 +269,9 @@ class Parquet(FromPath):
         """Return the schema of a file with the description of its columns, if there is one."""
         return schema
 
-    def _split_of(self, file: Path, root: Path, *, is_only_file: bool) -> str | None:
-        """Return the split of a file below `root`; None: the file is not read."""
-        return split_of(file, root, is_only_file=is_only_file)
+    def _split_of(self, file: Path, root: Path) -> str | None:
+        """Return the split of a file below `root`; None: it has none."""
+        return split_of(file, root)
 
     def _columns(self, path: Path, schema: "pa.Schema") -> list[str]:
         """Return the names of a file's columns of samples, labels and, if it has one, clients.

@@ -5,6 +5,7 @@ The name of a file, or of its folder, says to which split its rows belong: train
 validation. A split may be divided into several files, its shards.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,27 +32,43 @@ COPY = re.compile(r"[ _-]*\bcopy( \d+)?$|( - copy)? ?\(\d+\)$", re.IGNORECASE)
 """The end of a name that systems and browsers give to a copy: `train (1)`, `train copy`."""
 
 
-def split_of(file: Path, root: Path, *, is_only_file: bool) -> str:
-    """Return the split of a file below `root`.
+def split_of(file: Path, root: Path) -> str | None:
+    """Return the split of a file below `root`; None: its name and its folder's tell none.
 
     A word in the file's name decides ("train-00000-of-00002"), otherwise a word in its folder's
-    name. If these words name no split, or several, the only file of a data set is training data.
-    One of several files raises `DataError`.
+    name. Words of several splits decide nothing.
     """
     names = [file.stem]
     if root not in (file, file.parent):
         names.append(file.parent.name)
     for name in names:
-        words = re.findall(r"[a-z]+", name.lower())
-        splits = {SPLITS[word] for word in words if word in SPLITS}
-        if len(splits) == 1:
-            return splits.pop()
-    if is_only_file:
-        return "train"
-    raise DataError(
-        f"{file}: its name, or its folder's, must have a word of one split ({', '.join(SPLITS)}); "
-        "rename it, or move it away if it is not part of the data set"
-    )
+        split = split_in(name)
+        if split is not None:
+            return split
+    return None
+
+
+def split_in(name: str) -> str | None:
+    """Return the only split of which a name has words; None: there is none, or several."""
+    words = re.findall(r"[a-z]+", name.lower())
+    splits = {SPLITS[word] for word in words if word in SPLITS}
+    return splits.pop() if len(splits) == 1 else None
+
+
+def name_of_folder(root: Path) -> str:
+    """Return the name of a folder, which the relative path `root` may leave open (".")."""
+    return os.path.basename(os.path.abspath(root))  # noqa: PTH100, PTH119
+
+
+def are_one_file(files: Sequence[Path]) -> bool:
+    """Return whether the files are a single one, or shards of one in a folder."""
+    return len({(file.parent, _name_of_data(file.stem)) for file in files}) == 1
+
+
+def _name_of_data(name: str) -> str:
+    """Return the name of a file without the number of its shard."""
+    shard = SHARD.fullmatch(name)
+    return shard["before"] + shard["after"] if shard else name
 
 
 def require_unique_rows(files: Sequence[Path], split: str) -> None:
@@ -65,8 +82,7 @@ def require_unique_rows(files: Sequence[Path], split: str) -> None:
         name = COPY.sub("", file.stem)
         shard = SHARD.fullmatch(name)
         version = _Version(is_copy=name != file.stem, num_shards=shard and shard["count"])
-        name_of_data = shard["before"] + shard["after"] if shard else name
-        first_file, first_version = first_by_name.setdefault(name_of_data, (file, version))
+        first_file, first_version = first_by_name.setdefault(_name_of_data(name), (file, version))
         if file.parent != files[0].parent:
             _reject_twice(files[0], file, split)
         if version != first_version:
@@ -104,7 +120,7 @@ def missing_shards(files: Sequence[Path]) -> list[str]:
     for file in files:
         shard = SHARD.fullmatch(file.stem)
         if shard:
-            key = (file.parent, shard["before"] + shard["after"], int(shard["count"]))
+            key = (file.parent, _name_of_data(file.stem), int(shard["count"]))
             present.setdefault(key, set()).add(int(shard["number"]))
     messages = []
     for (folder, name, count), numbers in present.items():

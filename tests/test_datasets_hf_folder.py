@@ -13,6 +13,7 @@ import pytest
 
 from fedsim.core.errors import DataError
 from fedsim.data.base import LoadedData, TokenShape
+from fedsim.data.hf_description import Description
 from tests.dataset_toys import build, check_sound, encoded, random_pixels, write_table
 
 CLASSES = {"_type": "ClassLabel", "names": ["ant", "bee", "cat"]}
@@ -166,6 +167,27 @@ def test_the_head_of_the_readme_names_columns_classes_and_splits(tmp_path: Path)
     # Another number of classes is other data.
     (folder / "README.md").write_text(CARD.replace("'3': dog", "'3': dog\n          '4': eel"))
     assert load(folder, **values).num_classes == 5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "files"),
+    [
+        ("*.parquet", ["top.parquet"]),
+        ("**/*.parquet", ["top.parquet", "data/a.parquet", "data/en/b.parquet"]),
+        ("data/**", ["data/a.parquet", "data/en/b.parquet"]),
+        ("data/**/b.parquet", ["data/en/b.parquet"]),
+        ("data/**/a.parquet", ["data/a.parquet"]),
+        ("data/*", ["data/a.parquet"]),
+        ("./data//[a-c].parquet", ["data/a.parquet"]),
+        ("*/*/*", ["data/en/b.parquet"]),
+        ("data", []),
+        ("", []),
+    ],
+)
+def test_patterns_of_the_readme_are_those_of_paths(pattern: str, files: list[str]) -> None:
+    description = Description(data_files={"train": [pattern]})
+    candidates = ["top.parquet", "data/a.parquet", "data/en/b.parquet"]
+    assert [file for file in candidates if description.split_of(Path(file))] == files
 
 
 def test_dataset_info_next_to_files_without_a_description_names_columns(tmp_path: Path) -> None:

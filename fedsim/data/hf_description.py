@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -28,8 +28,8 @@ class Description:
 
     - `features`: the description of columns by name, as files have it: `_type` is "Image",
       "ClassLabel" (which has `names`) or "Value".
-    - `data_files`: the patterns of the files of each split, relative to the folder; empty if names
-      of files tell their splits.
+    - `data_files`: the patterns of the files of each split, relative to the folder, as in a shell
+      with `**`; empty if names of files tell their splits.
     """
 
     features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -38,9 +38,29 @@ class Description:
     def split_of(self, file: Path) -> str | None:
         """Return the split of a file, by its path relative to the folder; None: it has none."""
         for split, patterns in self.data_files.items():
-            if any(fnmatchcase(file.as_posix(), pattern) for pattern in patterns):
-                return split
+            for pattern in patterns:
+                if _matches(file.parts, PurePosixPath(pattern).parts):
+                    return split
         return None
+
+
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a pattern of paths fits a path. Both are given by their parts.
+
+    In a part, `*` stands for any characters. The part `**` stands for any number of folders, also
+    for none, and at the end for all files below. (`PurePath.match` reads `**` only since Python
+    3.13.)
+    """
+    if not pattern:
+        return not path
+    first, rest = pattern[0], pattern[1:]
+    if first == "**" and _matches(path, rest):
+        return True
+    if not path:
+        return False
+    if first == "**":
+        return _matches(path[1:], pattern)
+    return fnmatchcase(path[0], first) and _matches(path[1:], rest)
 
 
 def read_description(folder: Path) -> Description:

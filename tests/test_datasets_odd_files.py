@@ -248,6 +248,38 @@ def test_a_column_is_required_if_several_may_be_meant(tmp_path: Path) -> None:
     assert int(data.train.tensor.max()) > 0  # all pixels of the mask are 0
 
 
+@pytest.mark.parametrize("key", ["label_column", "client_column"])
+def test_the_column_of_images_cannot_have_labels_or_clients(tmp_path: Path, key: str) -> None:
+    write_table(tmp_path / "train.parquet", 4)
+    rule = rf"dataset\.{key}=img: is the column of samples in .*train\.parquet; set it to another"
+    with pytest.raises(DataError, match=rule):
+        load_parquet(tmp_path, **{key: "img"})
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "values"),
+    [
+        ("label_column", "label", {}),
+        ("client_column", "user", {"client_column": "user"}),
+    ],
+)
+def test_two_columns_of_one_name_are_rejected(
+    tmp_path: Path, key: str, name: str, values: dict[str, str]
+) -> None:
+    rows = table(4, user=["a", "b"] * 2)
+    pq.write_table(rows.append_column(name, rows[name]), tmp_path / "train.parquet")
+    rule = rf"dataset\.{key}={name}: .*train\.parquet has 2 columns of this name; rename"
+    with pytest.raises(DataError, match=rule):
+        load_parquet(tmp_path, **values)
+
+
+def test_clients_may_be_divided_by_their_labels(tmp_path: Path) -> None:
+    write_table(tmp_path / "train.parquet", 12)
+    data = load_parquet(tmp_path, client_column="label")
+    assert data.owners is not None
+    assert data.owners.tolist() == data.train.y.tolist()
+
+
 # --- sizes ---------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,7 @@ from fedsim.data.parquet_columns import (
     is_type,
     owners_of,
     pick_column,
+    require_one_column,
     require_same_labels,
 )
 from fedsim.data.parquet_files import (
@@ -277,7 +278,7 @@ class Parquet(FromPath):
         """Return the names of a file's columns of samples, labels and, if it has one, clients.
 
         For images in structs, the first name is the name of the field: `image.bytes`. Raises
-        `DataError` if the file has no such columns of samples and labels.
+        `DataError` if the file has no such columns of samples and labels, or several of a name.
         """
         samples = self._sample_column(path, schema)
         candidates = self._label_columns(schema)
@@ -285,6 +286,8 @@ class Parquet(FromPath):
         columns = [samples, label]
         if self.client_column is not None and self.client_column in schema.names:
             columns.append(self.client_column)
+        for key, column in zip(("label_column", "client_column"), columns[1:], strict=False):
+            require_one_column(f"dataset.{key}={column}", column, samples, path, schema)
         return columns
 
     def _sample_column(self, path: Path, schema: "pa.Schema") -> str:

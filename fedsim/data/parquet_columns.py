@@ -117,6 +117,19 @@ def pick_column(
     return fitting[0]
 
 
+def require_one_column(key: str, name: str, samples: str, path: Path, schema: "pa.Schema") -> None:
+    """Raise `DataError` if a column of labels or clients is that of the samples, or is not unique.
+
+    `key` is the config key for the message. `samples` is the column of samples, or its field
+    `bytes`.
+    """
+    if name == samples.removesuffix(".bytes"):
+        raise DataError(f"{key}: is the column of samples in {path}; set it to another column")
+    count = schema.names.count(name)
+    if count > 1:
+        raise DataError(f"{key}: {path} has {count} columns of this name; rename all but one")
+
+
 def is_type(kind: "pa.DataType", *names: str) -> bool:
     """Return whether `kind` is one of the types that pyarrow calls `names`."""
     from pyarrow import types

@@ -9,7 +9,7 @@ import torch
 
 from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.job import ComposedJob
-from fedsim.config.plan import Plan, hash_config
+from fedsim.config.plan import Plan, hash_config, outline
 from fedsim.core.configs import IRRELEVANT_KEYS
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
@@ -132,6 +132,30 @@ def test_a_folder_is_named_by_choices_seed_and_hash() -> None:
 def test_the_usual_window_may_be_written_out() -> None:
     assert plan_of("final_window=11").folder == plan_of().folder
     assert plan_of("final_window=10").folder != plan_of().folder
+
+
+@pytest.mark.parametrize("path", ["data/insects/", "./data/insects", "data//./insects"])
+def test_spellings_of_a_path_of_data_name_one_folder(path: str) -> None:
+    words = ["dataset=image_folder", "model=cnn"]
+    plan = plan_of(*words, "dataset.path=data/insects")
+    respelled = plan_of(*words, f"dataset.path={path}")
+    assert respelled.folder == plan.folder
+    assert respelled.config["dataset"]["path"] == "data/insects"
+
+
+@pytest.mark.parametrize(
+    "path", ["data/insects", "../insects", "a/../insects", "$HOME/insects", "."]
+)
+def test_other_paths_of_data_stay_as_they_are(path: str) -> None:
+    job = job_of("dataset=image_folder", f"dataset.path={path}", "model=cnn")
+    plan = make_plan(job.config, job.choices)
+    assert plan.config["dataset"]["path"] == path
+    assert plan.config_hash == hash_config({**job.config, "final_window": None})
+
+
+def test_an_address_in_place_of_a_path_stays_as_it_is() -> None:
+    config = job_of("dataset=image_folder", "dataset.path=s3://bucket/insects/", "model=cnn").config
+    assert outline(config, {}).config["dataset"]["path"] == "s3://bucket/insects/"
 
 
 def test_steps_replace_epochs_in_the_record() -> None:

@@ -86,6 +86,9 @@ def outline(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
         config["device"] = "cuda"  # is recorded and hashed, to tell a GPU's result from a CPU's
     if config.get("final_window") == FINAL_WINDOW:
         config["final_window"] = None  # means the same, and so gives the same folder
+    dataset = config.get("dataset")
+    if isinstance(dataset, Mapping):
+        config["dataset"] = _with_plain_path(dataset)
 
     collector = ProblemCollector()
 
@@ -109,6 +112,17 @@ def outline(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
     folder_name = "-".join([*names, f"s{settings.seed}", config_hash[:8]])
     folder = settings.output_dir / settings.name / folder_name
     return Plan(config, choices, settings, local, server, checkpoint, config_hash, folder)
+
+
+def _with_plain_path(dataset: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config of a data set in which `path` has one spelling: `insects` for `./insects/`.
+
+    Addresses with `://` stay as they are, and so do parts `..`, which may follow a link.
+    """
+    path = dataset.get("path")
+    if not isinstance(path, str) or not path or "://" in path:
+        return dataset
+    return dict(dataset, path=str(Path(path)))
 
 
 def _sees_gpu() -> bool:

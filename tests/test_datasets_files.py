@@ -63,12 +63,13 @@ def test_names_say_the_split_types_find_the_columns_and_pixels_are_exact(tmp_pat
     assert data.train.y.tolist() == [0, 1, 2] * 4
 
 
+@pytest.mark.parametrize("hashes", [("", ""), ("-b42a775f407cee45", "-9d1f0a63c2e85b47")])
 def test_shards_are_read_in_order_and_a_validation_split_serves_as_test_split(
-    tmp_path: Path,
+    hashes: tuple[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "set" / "data"
-    write_table(folder / "train-00000-of-00002.parquet", 6, seed=0)
-    write_table(folder / "train-00001-of-00002.parquet", 6, seed=1)
+    for number, code in enumerate(hashes):
+        write_table(folder / f"train-0000{number}-of-00002{code}.parquet", 6, seed=number)
     write_table(folder / "validation-00000-of-00001.parquet", 4)
     data = build("parquet", tmp_path, path="set").load()
     assert (len(data.train), len(data.test)) == (12, 4)

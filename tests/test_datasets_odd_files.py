@@ -56,6 +56,7 @@ SHARD = "train-00000-of-00001.parquet"
         ("train.parquet", "train (1).parquet"),
         ("train.parquet", "train - Copy.parquet"),
         ("train.parquet", "train copy 2.parquet"),
+        ("train.parquet", "train_copy.parquet"),
         (SHARD, "train-00000-of-00001 (1).parquet"),
     ],
 )

@@ -104,7 +104,7 @@ class Parquet(FromPath):
 
     def absent(self) -> list[str]:
         """Name the missing shards of splits that are read, or the missing file if there is none at
-        all."""
+        all. Raises `DataError` as `_files_by_split` does."""
         root, files = self._find_files()
         if not files:
             return [f"a parquet file at {self._searched()}"]
@@ -148,14 +148,14 @@ class Parquet(FromPath):
         return splits
 
     def _all_train(self, root: Path, files: Sequence[Path]) -> bool:
-        """Return whether files are for training of which none has a split.
+        """Return whether `files` are for training. This is called if none of them has a split.
 
         They are if they are one file, or its shards, or if the name of `root` says so.
         """
         return are_one_file(files) or split_in(name_of_folder(root)) == "train"
 
     def inspect(self) -> tuple[Path, dict[str, list[Path]]]:
-        """Return the place of the files, and the files of each split.
+        """Return the place of the files, and the files of each split that is read.
 
         Only the files' footers are read. Raises `DataError` if a file has no usable columns, if
         rows would be read twice, or if there is no training split.

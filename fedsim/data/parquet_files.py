@@ -26,17 +26,20 @@ SPLITS = {
     "dev": "validation",
 }
 """The split that a word in the name of a file or folder stands for."""
-SHARD = re.compile(r"(?P<before>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<after>.*)")
-"""The name of a shard, such as train-00000-of-00002."""
-COPY = re.compile(r"[ _-]*\bcopy( \d+)?$|( - copy)? ?\(\d+\)$", re.IGNORECASE)
+SHARD = re.compile(
+    r"(?P<before>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]{16})?(?P<after>.*)"
+)
+"""The name of a shard, such as train-00000-of-00002. Older ones of the Hub end in a hash, which is
+another one for each shard."""
+COPY = re.compile(r"(^|[ _-]+)copy( \d+)?$|( - copy)? ?\(\d+\)$", re.IGNORECASE)
 """The end of a name that systems and browsers give to a copy: `train (1)`, `train copy`."""
 
 
 def split_of(file: Path, root: Path) -> str | None:
     """Return the split of a file below `root`; None: its name and its folder's tell none.
 
-    A word in the file's name decides ("train-00000-of-00002"), otherwise a word in its folder's
-    name. Words of several splits decide nothing.
+    A word in the file's name decides ("train-00000-of-00002"). If it has none, or words of several
+    splits, a word in the name of its folder decides, unless this is `root`.
     """
     names = [file.stem]
     if root not in (file, file.parent):
@@ -56,7 +59,7 @@ def split_in(name: str) -> str | None:
 
 
 def name_of_folder(root: Path) -> str:
-    """Return the name of a folder, which the relative path `root` may leave open (".")."""
+    """Return the name of a folder or file. The relative path `root` may leave it open (".")."""
     return os.path.basename(os.path.abspath(root))  # noqa: PTH100, PTH119
 
 
@@ -104,7 +107,8 @@ def _reject_twice(first: Path, second: Path, split: str) -> None:
 
 
 def require_new_content(file: Path, sources: SourceFiles) -> None:
-    """Raise `DataError` if another of the files that were read has the same rows as `file`."""
+    """Raise `DataError` if another of the files that were read has the same bytes as `file`, and
+    rows. `sources` has the checksums of these files, and that of `file`."""
     for other, checksum in sources.sums.items():
         if other == file or checksum != sources.sums[file]:
             continue

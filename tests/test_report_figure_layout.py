@@ -13,7 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedsim.report.drawing import style
-from fedsim.report.end_labels import spread_out
+from fedsim.report.end_labels import label_ends, make_room, spread_out
+from fedsim.report.layout import line_axes
+from fedsim.report.looks import make_looks
 from fedsim.report.presentation import Presentation
 from fedsim.report.sections import Material, make_sections
 from fedsim.results.files import CLIENTS
@@ -205,6 +207,26 @@ def test_a_name_of_several_lines_has_room_for_all_of_them() -> None:
     """
     assert spread_out(np.array([0.5, 0.4]), 0.1, [3, 1]) == pytest.approx([0.55, 0.35])
     assert spread_out(np.array([1.0, 0.0]), 0.1, [3, 2]) == pytest.approx([0.9, 0.05])
+
+
+@pytest.mark.parametrize("num_lines", [10, 40])
+def test_a_panel_is_so_high_that_all_names_at_the_ends_of_lines_are_next_to_it(
+    num_lines: int,
+) -> None:
+    names = [f"method {number}" for number in range(num_lines)]
+    with style(labels="ends"):
+        looks = make_looks({name: name for name in names})
+        figure, (axes,) = line_axes(["title"], looks, "round", has_legend=False)
+        make_room(figure, [axes], [names], "round")
+        for number, name in enumerate(names):
+            axes.plot([0, 1], [0, number], **looks[name])
+        label_ends(axes, {name: (1, number) for number, name in enumerate(names)}, looks)
+        FigureCanvasAgg(figure).draw()
+    panel = axes.get_window_extent()
+    boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
+    assert len(boxes) == num_lines
+    assert min(box.y0 for box in boxes) >= panel.y0
+    assert max(box.y1 for box in boxes) <= panel.y1
 
 
 LONG_NAME = "a very long name of a method that goes on and on for many words and even more words"

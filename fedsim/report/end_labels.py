@@ -25,6 +25,8 @@ LINE_HEIGHT = 1.35
 """Distance of two lines of names as a multiple of the text size."""
 LINES_IN_PANEL = 10
 """Number of lines of names for which a panel has room if the label of its x axis is one line."""
+LEAST_SHARE = 0.9
+"""The layout leaves axes at least this share of their height after their names are placed."""
 
 
 def label_ends(
@@ -42,8 +44,7 @@ def label_ends(
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = to_axes.transform(list(ends.values()))[:, 1]
-    # The layout makes axes at most a tenth lower than they are now.
-    inches = 0.9 * axes.bbox.height / axes.figure.dpi
+    inches = LEAST_SHARE * axes.bbox.height / axes.figure.dpi
     size = matplotlib.rcParams["font.size"]
     distance = LINE_HEIGHT * size / 72 / inches
     texts = fit_end_names(list(ends), max_width)
@@ -86,8 +87,9 @@ def make_room(
 ) -> None:
     """Make room for the names that `label_ends` writes next to the panels of a figure.
 
-    `names` are those of each panel, broken into lines. The label of the x axis is broken as well,
-    because it is centred below what the names leave. The figure grows if it is too low.
+    This comes before `label_ends`. `names` are those of each panel, broken into lines. The label of
+    the x axis is broken as well, because it is centred below what the names leave. The figure grows
+    if it is too low.
     """
     num_columns = num_columns_of(all_axes[0])
     names_width = max(map(widest, names))
@@ -100,8 +102,8 @@ def make_room(
         num_lines = sum(name.count("\n") + 1 for name in panel_names)
         max_lines = max(max_lines, num_lines)
     missing_lines = max(max_lines + label.count("\n") - LINES_IN_PANEL, 0)
-    num_rows = math.ceil(len(all_axes) / num_columns)
-    grow(figure, num_rows * TEXT_LINE * missing_lines)
+    share_of_figure = LEAST_SHARE * all_axes[0].get_position().height
+    grow(figure, TEXT_LINE * missing_lines / share_of_figure)
 
 
 def spread_out(heights: Floats, distance: float, num_lines: Sequence[int]) -> Floats:

@@ -88,7 +88,8 @@ def fit_text(text: str, width: float, word_width: float = math.inf) -> str:
     """Return a text with line breaks at its spaces. A line of several words is at most `width`
     inches wide.
 
-    A word that is wider than `word_width` inches is broken into parts of at most this width.
+    A word that is wider than `word_width` inches, which are at least `width`, is broken into parts
+    of at most this width.
     """
     words: list[str] = []
     for word in text.split():

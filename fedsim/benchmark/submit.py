@@ -151,13 +151,13 @@ def _read_texts(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _check_link(submission: Submission, on_file: Mapping[str, Any], options: Namespace) -> None:
-    """Add a problem if others could not find the submission's class: it is not part of fedsim, and
-    neither `--link` nor the earlier card `on_file` leads to its module."""
+    """Add a problem if others could not find the submission's code: a module is not part of fedsim,
+    and neither `--link` nor the earlier card `on_file` leads to it."""
     if options.link or on_file.get("link") or not submission.scored:
         return
-    name = submission.scored[0].config["selector"]["_target_"]
-    if not name.startswith("fedsim."):
-        text = f"{name} is not part of fedsim; add --link with the address of its module"
+    code = submission.scored[0].summary.get("code")
+    if code is not None:
+        text = f"its code is not part of fedsim ({code}); add --link with the address of its module"
         submission.problems.append(text)
 
 

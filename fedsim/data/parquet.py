@@ -90,7 +90,7 @@ class Parquet(FromPath):
     patterns: ClassVar[tuple[str, ...]] = ("**/*.parquet",)
     """The files of a folder that are read."""
     skips_files: ClassVar[bool] = False
-    """Whether files without a split are skipped; otherwise they are a mistake."""
+    """True if files without a split are skipped; otherwise they are a mistake."""
     image_column: str | None
     """The column of images; None finds it."""
     label_column: str | None

@@ -65,8 +65,8 @@ COMMAS_OUTSIDE_LISTS = re.compile(r",(?![^\[]*\])")
 """A comma that no closing bracket follows before the next opening one: as in [2,3],[4,5], where it
 separates two lists."""
 MISSING_CHARACTER = re.compile(r"Glyph (?P<code>\d+) .* missing from font")
-"""How matplotlib's warning begins about a character that a font lacks. It has the character's code
-point."""
+"""The beginning of matplotlib's warning about a character that a font lacks. It has the character's
+code point."""
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is no terminal and COLUMNS is not set."""
 
